@@ -60,7 +60,7 @@ fmla_status cuda_backward_prepare(const struct kernel_driver *driver, union prob
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
     (void)driver;
     prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
-    prepared->bytes = backward_layout(p, sm80_mha_backward_tiles()).bytes;
+    prepared->bytes = backward_layout(p, sm80_mha_backward_tiles(p)).bytes;
     if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key))) {
         const size_t bytes = backward_layout(p, sm90_mha_backward_tiles(p)).bytes;
         if (bytes > prepared->bytes) prepared->bytes = bytes;

@@ -50,10 +50,3 @@ bool backward_rows_aligned(const struct backward_problem *p, const struct token_
     const int64_t stride[] = {view->request, view->token, view->head};
     return !shape[1] || cuda_rows_aligned(view->data, shape, stride, 3, 2, ALIGNMENT);
 }
-
-const char *backward_refuses_sizes(const struct backward_problem *p)
-{
-    return p->d_v == (p->d_qk == 64 ? 64 : 128)
-               ? NULL
-               : "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
-}

@@ -37,7 +37,4 @@ struct backward_layout backward_layout(const struct backward_problem *p, struct 
 /* Returns whether the base and the strides of a tensor are multiples of 16 bytes. */
 bool backward_rows_aligned(const struct backward_problem *p, const struct token_view *view, bool of_keys);
 
-/* Returns NULL if there are kernels for the problem's head sizes; else says which sizes are taken. */
-const char *backward_refuses_sizes(const struct backward_problem *p);
-
 #endif

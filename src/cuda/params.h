@@ -379,7 +379,7 @@ struct mha_backward_sm80_params {
     uint32_t *taken; /* deterministic: key blocks taken */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;
-    uint32_t *added; /* [h_q][row_tiles]: key blocks that have added */
+    uint32_t *added; /* [h_q][row_tiles][tiles of a row tile]: key blocks that have added */
 };
 
 /* Hopper's gradients, by d_qk: rows of a tile, keys of a block, threads of a CTA. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
- * the workspace, and the launches of gradients without requests. What kernels are passed of a call's tensors:
+ * the workspace, the tile shapes of the portable kernels, and the launches of gradients without requests. What kernels are passed of a call's tensors:
  * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
@@ -236,7 +236,7 @@ static void refused(void)
     REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
     REFUSED_TO("cuda-sm80", "out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
     REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    REFUSED("v", "takes d_qk/d_v of 256/256, 192/128", c.v.shape[3] = c.out.shape[3] = 64);
+    REFUSED("v", "takes d_qk/d_v of 256/256, 192/128, 128/128, 96/64 and 64/64", c.v.shape[3] = c.out.shape[3] = 64);
 }
 
 /* ---- The portable kernel with tensor cores ------------------------------------------------------- */
@@ -309,10 +309,9 @@ static void gradients(void)
              "192|sm80_mha_backward_bf16_finish_192");
         CHECK_ALL(GRID(launched(2), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0),
                   GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(BLOCK, 16),
-                       MHA_BACKWARD_BYTES(D_QK, D_V, BLOCK)),
+                       MHA_BACKWARD_BYTES(D_QK, D_V, BLOCK, MHA_BACKWARD_ROWS)),
                   GRID(launched(0), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0));
     }
-    _Static_assert(MHA_BACKWARD_BYTES(192, 128, BLOCK) <= 99 * 1024, "every GPU since Ampere has as much");
 }
 
 /* At 192/128 a block has 128 keys where blocks of 64 are more than the SMs and shared memory suffices. */
@@ -326,9 +325,11 @@ static void wide_gradients(void)
         RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s|%s",
              more ? "192_wide" : "192", "sm80_mha_backward_bf16_finish_192");
         CHECK_ALL(GRID(launched(1), (blocks * MHA_BACKWARD_KEYS + keys - 1) / keys * H_KV,
-                       MHA_BACKWARD_THREADS(keys, more ? 32 : 16), MHA_BACKWARD_BYTES(D_QK, D_V, keys)));
+                       MHA_BACKWARD_THREADS(keys, more ? 32 : 16),
+                       MHA_BACKWARD_BYTES(D_QK, D_V, keys, MHA_BACKWARD_ROWS)));
     }
-    _Static_assert(MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE) <= 163 * 1024, "8.0 has as much");
+    _Static_assert(MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE, MHA_BACKWARD_ROWS) <= 163 * 1024,
+                   "8.0 has as much");
 }
 
 /* The kernel without tensor cores takes what tensor core kernels refuse. */
@@ -346,13 +347,120 @@ static void gradients_refused(void)
     GRADIENTS_REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
     GRADIENTS_REFUSED("dv", "base and strides|16 bytes", c.dv.tensor.byte_offset = 2);
     GRADIENTS_REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    GRADIENTS_REFUSED("v", "128 with d_qk 128 or 192",
+    GRADIENTS_REFUSED("v", "256/256, 192/128, 128/128, 96/64 and 64/64",
                       c.v.shape[3] = c.out.shape[3] = c.dout.shape[3] = c.dv.shape[3] = 64);
+}
+
+/* ---- The portable kernels' tile shapes ------------------------------------------------------------ */
+
+/* The shapes of the lists, as kernels.def has them. */
+struct tile_shape {
+    const char *name;
+    int64_t d_qk, threads, bytes;
+};
+static const struct tile_shape forward_shapes[] = {
+#define SHAPE(d_qk, d_v, suffix, row_tiles, warps, keys, ...)                                                \
+    {#d_qk #suffix, d_qk, 32 * (warps), MHA_SM80_BYTES(d_qk, d_v, keys)},
+    MHA_SM80_SHAPES(SHAPE)
+#undef SHAPE
+};
+static const struct tile_shape backward_shapes[] = {
+#define SHAPE(kernel, d_qk, d_v, keys, warp_keys, rows, ...)                                                 \
+    {#kernel, d_qk, MHA_BACKWARD_THREADS(keys, warp_keys), MHA_BACKWARD_BYTES(d_qk, d_v, keys, rows)},
+    MHA_BACKWARD_SHAPES(SHAPE)
+#undef SHAPE
+};
+enum {
+    FORWARD_SHAPES = sizeof forward_shapes / sizeof *forward_shapes,
+    BACKWARD_SHAPES = sizeof backward_shapes / sizeof *backward_shapes
+};
+
+/* Checks that the launch has this shape of the list, and the GPU the memory for it. */
+static void check_shape(const struct fake_launch *launch, const char *kernel, const struct tile_shape *shapes,
+                        int count, const char *name)
+{
+    int i = 0;
+    while (i < count && strcmp(shapes[i].name, name) != 0) i++;
+    char whole[64];
+    snprintf(whole, sizeof whole, "%s%s", kernel, name);
+    CHECK(i < count && !strcmp(launch->kernel, whole), "%s, not %s", launch->kernel, whole);
+    if (i == count) return;
+    CHECK_ALL({launch->config.block_x, shapes[i].threads}, {launch->config.shared_bytes, shapes[i].bytes},
+              {shapes[i].bytes <= fake->shared_bytes, 1});
+}
+
+/* A size, and its shapes where a CTA has up to 99, 163 and 227 KiB of shared memory. */
+static const struct {
+    int64_t d_qk, d_v;
+    const char *forward[3], *backward[3];
+} sizes[] = {
+    {64, 64, {"64_small", "64", "64"}, {"64", "64", "64"}},
+    {96, 64, {"96_small", "96", "96"}, {"96", "96", "96"}},
+    {128, 128, {"128_small", "128_middle", "128"}, {"128", "128", "128"}},
+    {192, 128, {"192_small", "192_small", "192"}, {"192", "192", "192"}},
+    {256, 256, {"256_small", "256", "256"}, {"256_small", "256", "256"}},
+};
+enum { SIZES = sizeof sizes / sizeof *sizes };
+
+static void portable_shapes(int capability, int shared_bytes, int gpu)
+{
+    fake->capability = capability, fake->shared_bytes = shared_bytes;
+    for (int i = 0; i < SIZES; i++) {
+        const struct layout layout =
+            SHAPE_OF(layout, .b = B, .s_q = S_Q, .s_k = S_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = sizes[i].d_qk,
+                     .d_v = sizes[i].d_v, .has = HAS_LSE);
+        struct mha_forward_call forward;
+        mha_forward_make(&forward, &layout, gpu_number(0));
+        forward.args.kernel = "cuda-sm80";
+        CHECK_OK(mha_forward_run(&forward));
+        check_shape(launched(0), "sm80_mha_forward_bf16_", forward_shapes, FORWARD_SHAPES,
+                    sizes[i].forward[gpu]);
+        struct mha_backward_call c;
+        mha_backward_make(&c, &layout, gpu_number(0));
+        c.args.kernel = "cuda-sm80";
+        const char *const shape = sizes[i].backward[gpu];
+        const int d_qk = (int)sizes[i].d_qk;
+        RUNS(mha_backward, &c,
+             "sm80_mha_backward_bf16_prepare_%d|sm80_mha_backward_bf16_%s|sm80_mha_backward_bf16_finish_%d",
+             d_qk, shape, d_qk);
+        check_shape(launched(1), "sm80_mha_backward_bf16_", backward_shapes, BACKWARD_SHAPES, shape);
+    }
+}
+
+static void shapes_of_99_kib(void)
+{
+    portable_shapes(89, 99 * 1024, 0);
+}
+
+static void shapes_of_163_kib(void)
+{
+    portable_shapes(80, 163 * 1024, 1);
+}
+
+static void shapes_of_227_kib(void)
+{
+    portable_shapes(90, 227 * 1024, 2);
+}
+
+/* Hopper's gradients leave the sizes that they have no kernel of. */
+static void gradients_of_other_sizes(void)
+{
+    for (int i = 0; i < SIZES; i++) {
+        const int64_t d_qk = sizes[i].d_qk;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = B, .s_q = S_Q, .s_k = S_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = d_qk,
+                     .d_v = sizes[i].d_v, .has = HAS_LSE);
+        struct mha_backward_call c;
+        mha_backward_make(&c, &layout, gpu_number(0));
+        check_left("a size", OP_MHA_BACKWARD, &c.args, "cuda-sm90", "cuda-sm80",
+                   d_qk == 96 || d_qk == 256 ? "v" : NULL, "192/128, 128/128 and 64/64");
+    }
 }
 
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
                          splits_of_a_batch, any_batch, refused, tiles_of_sm80, no_request, gradients,
-                         wide_gradients, gradients_refused);
+                         wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
+                         shapes_of_227_kib, gradients_of_other_sizes);
 }

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../variants.h"
 #include "shape.h"
 
-struct backward_tiles sm80_mha_backward_tiles(void)
+struct backward_tiles sm80_mha_backward_tiles(const struct backward_problem *p)
 {
-    return (struct backward_tiles){MHA_BACKWARD_ROWS, MHA_BACKWARD_KEYS, 1};
+    return (struct backward_tiles){MHA_BACKWARD_ROWS, MHA_BACKWARD_KEYS, MHA_BACKWARD_COUNTERS(p->d_qk)};
 }
 
 int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes)
 {
     /* A tile of twice the keys takes 1.4 times as long: it pays where there are more blocks than SMs. */
-    const int64_t blocks = backward_key_blocks(p, sm80_mha_backward_tiles()) * p->h_kv;
-    const bool fits = p->d_qk == 192 && MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE) <= shared_bytes;
+    const int64_t blocks = backward_key_blocks(p, sm80_mha_backward_tiles(p)) * p->h_kv;
+    const bool fits =
+        p->d_qk == 192 && MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE, MHA_BACKWARD_ROWS) <= shared_bytes;
     return fits && blocks > sms ? MHA_BACKWARD_WIDE : MHA_BACKWARD_KEYS;
 }
 
@@ -25,10 +27,9 @@ const char *sm80_mha_backward_refuses(const struct backward_problem *p, const ch
     } tensors[] = {{"q", &p->q, false},       {"k", &p->k, true},      {"v", &p->v, true},
                    {"dout", &p->dout, false}, {"out", &p->out, false}, {"dq", &p->dq, false},
                    {"dk", &p->dk, true},      {"dv", &p->dv, true}};
-    const struct backward_tiles tiles = sm80_mha_backward_tiles();
-    const char *sizes = backward_refuses_sizes(p);
+    const struct backward_tiles tiles = sm80_mha_backward_tiles(p);
     *argument = "v";
-    if (sizes) return sizes;
+    if (p->d_v != mha_values_of(p->d_qk)) return MHA_SIZES_TAKEN;
     *argument = "q";
     if (backward_row_tiles(p, tiles) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";

@@ -12,8 +12,8 @@
  * argument that violates it. */
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument);
 
-/* Returns the tile sizes with the fewest keys per block, and so with the most blocks. */
-struct backward_tiles sm80_mha_backward_tiles(void);
+/* Returns the sizes of the row tiles, and of the blocks with the fewest keys, which are the most. */
+struct backward_tiles sm80_mha_backward_tiles(const struct backward_problem *p);
 
 /* Returns the keys of a block on a device with `sms` SMs and `shared_bytes` of shared memory per CTA. */
 int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes);

@@ -54,7 +54,8 @@ DEVICE void Backward<Element, Tiles>::add_dq(const TileCoord &coord) const
     const Lane l;
     QuerySums dq;
     this->queries(dq);
-    constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8;
+    constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8,
+                  COUNTERS = MHA_BACKWARD_COUNTERS(Tiles::D_QK) / Tiles::OF_ROW_TILE; /* of a tile */
     const int64_t index = tile_index(coord);
     float *to = p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
                 (l.row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + l.key_group * 2 * Products::DQ_PAIRS) *
@@ -62,20 +63,23 @@ DEVICE void Backward<Element, Tiles>::add_dq(const TileCoord &coord) const
     const uint32_t order = p.in_order ? (uint32_t)order_of(coord) : 0;
     if (p.in_order) {
         if (fresh_thread() == 0)
-            while (load_acquire(p.added + index) != order) __nanosleep(100);
+            while (load_acquire(p.added + index * COUNTERS) != order) __nanosleep(100);
         __syncthreads();
     }
 #pragma unroll
     for (int m = 0; m < Products::DQ_ROW_TILES; m++)
 #pragma unroll
-        for (int i = 0; i < Products::DQ_TILES; i++)
-            add_sums(to + (m * TILES_OF_ROW + i / (2 * Products::DQ_PAIRS) * TILES_OF_LINE +
-                           i % (2 * Products::DQ_PAIRS)) *
-                              SUMS_OF_TILE,
+        for (int i = 0; i < Products::DQ_TILES; i++) {
+            const int line = i / (2 * Products::DQ_PAIRS);
+            const bool half_line = line == Tiles::D_QK / LINE_ELEMENTS;
+            add_sums((half_line ? to - l.key_group * Products::DQ_PAIRS * SUMS_OF_TILE : to) +
+                         (m * TILES_OF_ROW + line * TILES_OF_LINE + i % (2 * Products::DQ_PAIRS)) *
+                             SUMS_OF_TILE,
                      l.lane, dq[m][i]);
+        }
     if (p.in_order) { /* after the barrier one release covers what all threads have added */
         __syncthreads();
-        if (fresh_thread() == 0) store_release(p.added + index, order + 1);
+        if (fresh_thread() == 0) store_release(p.added + index * COUNTERS, order + 1);
     }
 }
 

@@ -13,9 +13,10 @@ namespace mha_backward {
 
 template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
     using Products = WarpProducts<Element, Tiles>;
-    using Products::smem, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
+    using Products::smem, Products::KEPT_STEPS, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
     using typename Products::Lane, typename Products::Scores, typename Products::Words,
-        typename Products::KeySums, typename Products::ValueSums, typename Products::QuerySums;
+        typename Products::KeptValues, typename Products::KeySums, typename Products::ValueSums,
+        typename Products::QuerySums;
 
     const mha_backward_sm80_params &p;
 
@@ -57,6 +58,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     DEVICE const uint16_t *rows_of(const mha_vectors &of, const TileCoord &coord) const;
     DEVICE void copy_q(const TileCoord &coord) const;
     DEVICE void copy_dout(const TileCoord &coord) const;
+    DEVICE const float *stats_of(const TileCoord &coord, int thread) const;
     DEVICE void copy_stats(const TileCoord &coord) const;
     DEVICE void copy_rows_at(const TileCoord &coord) const;
     DEVICE uint16_t *keys_of(const mha_vectors &of) const;
@@ -81,7 +83,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     DEVICE void pair_barrier() const;
     DEVICE void hold_products() const;
-    DEVICE void process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord) const;
+    DEVICE void process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord,
+                             const KeptValues &kept) const;
     template <int TILES>
     DEVICE void write_gradient(const mha_vectors &of, float factor,
                                const float (&sums)[KEY_TILES][TILES][4]) const;

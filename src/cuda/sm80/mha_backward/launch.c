@@ -7,13 +7,23 @@
 #include "choice.h"
 #include "shape.h"
 
-static enum mha_backward_shape shape_of(int64_t d_qk, int64_t keys)
+/* Returns the first shape of this size, with as many keys, that fits shared memory. */
+static enum mha_backward_shape shape_of(int64_t d_qk, int64_t keys, int32_t shared_bytes)
 {
-#define SHAPE(kernel, d, d_v, k, ...)                                                                        \
-    if (d_qk == (d) && keys == (k)) return MHA_BACKWARD_##kernel;
-    MHA_BACKWARD_SHAPES(SHAPE)
+#define SHAPE(kernel, d_qk, d_v, keys, warp_keys, rows, ...)                                                 \
+    {d_qk, keys, MHA_BACKWARD_BYTES(d_qk, d_v, keys, rows), MHA_BACKWARD_##kernel},
+    static const struct {
+        int32_t d_qk, keys, bytes;
+        enum mha_backward_shape shape;
+    } shapes[] = {MHA_BACKWARD_SHAPES(SHAPE)};
 #undef SHAPE
-    return MHA_BACKWARD_64; /* every pair has one */
+    enum mha_backward_shape shape = MHA_BACKWARD_64; /* every pair has one */
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (shapes[i].d_qk != d_qk || shapes[i].keys != keys) continue;
+        shape = shapes[i].shape;
+        if (shapes[i].bytes <= shared_bytes) break;
+    }
+    return shape;
 }
 
 static fmla_status launch_kernel(const struct cuda_scope *scope, const struct backward_problem *p,
@@ -32,7 +42,7 @@ static fmla_status launch_kernel(const struct cuda_scope *scope, const struct ba
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
     const struct cuda_device *device = scope->device;
-    struct backward_tiles tiles = sm80_mha_backward_tiles();
+    struct backward_tiles tiles = sm80_mha_backward_tiles(p);
     tiles.keys = sm80_mha_backward_keys(p, device->sms, device->shared_bytes);
     const struct backward_layout at = backward_layout(p, tiles);
     const enum mha_size size = mha_size_of(p->d_qk);
@@ -54,8 +64,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     fmla_status status =
         launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_PREPARE, size, row_tiles ? row_tiles : 1);
     if (!status)
-        status =
-            launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, shape_of(p->d_qk, tiles.keys), blocks);
+        status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD,
+                               shape_of(p->d_qk, tiles.keys, device->shared_bytes), blocks);
     if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_FINISH, size, row_tiles);
     return status;
 }

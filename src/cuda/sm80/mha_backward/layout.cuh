@@ -2,9 +2,10 @@
  *
  * Shared memory of the portable dense MHA backward, per head size.
  *
- *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
+ *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128); of 96 columns the second
+ *             half of the second line is not read
  *   K, V      the same, a line per key
- *   P, dS     a line per key, of 64 rows
+ *   P, dS     a line per key, of all rows of a tile: 64, or 32 (swizzle_64)
  *   stats     lse and delta of the tile's rows, in the order of stat_at
  */
 #pragma once
@@ -47,24 +48,37 @@ struct KeyBlock {
 };
 static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "shared memory has room for it");
 
-template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
+template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, int ROWS_, bool EARLY_DV_> struct BackwardTiles {
     static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;
-    static constexpr bool EARLY_DV = EARLY_DV_, PARKS_P = KEYS_ == MHA_BACKWARD_WIDE;
-    static constexpr int ROWS = MHA_BACKWARD_ROWS, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS,
-                         WARP_ROWS = ROWS / ROW_GROUPS;
+    static constexpr bool EARLY_DV = EARLY_DV_, PARKS_P = KEYS_ == MHA_BACKWARD_WIDE,
+                          KEEPS_V = ROWS_ == MHA_BACKWARD_HALF_ROWS;
+    static constexpr int ROWS = ROWS_, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS, WARP_ROWS = ROWS / ROW_GROUPS;
+    /* Tiles per tile of the row kernels, by which the workspace is laid out. */
+    static constexpr int OF_ROW_TILE = MHA_BACKWARD_ROWS / ROWS;
     static constexpr int KEYS = KEYS_, KEY_GROUPS = KEYS / WARP_KEYS,
                          THREADS = MHA_BACKWARD_THREADS(KEYS, WARP_KEYS);
     /* Bytes of 64 columns of all rows; of all keys. */
     static constexpr uint32_t ROW_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
-    static constexpr uint32_t V_AT = KEY_TILE * (D_QK / LINE_ELEMENTS),
-                              Q_AT = V_AT + KEY_TILE * (D_V / LINE_ELEMENTS),
-                              DOUT_AT = Q_AT + ROW_TILE * (D_QK / LINE_ELEMENTS),
-                              P_AT = DOUT_AT + ROW_TILE * (D_V / LINE_ELEMENTS), DS_AT = P_AT + KEY_TILE,
-                              STATS_AT = DS_AT + KEY_TILE, STATS_BYTES = MHA_BACKWARD_STATS * ROWS * 4,
-                              BLOCK_AT = STATS_AT + STATS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
-    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V, KEYS), "the host gives as much");
-    static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
+    static constexpr int QK_LINES = MHA_BACKWARD_LINES(D_QK), V_LINES = MHA_BACKWARD_LINES(D_V);
+    static constexpr uint32_t P_LINE = 2 * ROWS, P_BYTES = KEYS * P_LINE;
+    static constexpr uint32_t V_AT = KEY_TILE * QK_LINES, Q_AT = V_AT + KEY_TILE * V_LINES,
+                              DOUT_AT = Q_AT + ROW_TILE * QK_LINES, ROWS_END = DOUT_AT + ROW_TILE * V_LINES,
+                              P_AT = KEEPS_V ? Q_AT - KEY_TILE : ROWS_END, DS_AT = P_AT + P_BYTES,
+                              STATS_AT = KEEPS_V ? ROWS_END : DS_AT + P_BYTES,
+                              STATS_BYTES = MHA_BACKWARD_STATS * ROWS * 4, BLOCK_AT = STATS_AT + STATS_BYTES,
+                              BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
+    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V, KEYS, ROWS), "the host gives as much");
+    static_assert(!KEEPS_V || 2 * P_BYTES == KEY_TILE, "P and dS fill the place of 64 columns of V");
     static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");
+    static_assert(D_QK % LINE_ELEMENTS == 0 || (D_QK % LINE_ELEMENTS == 32 && KEY_GROUPS == 2),
+                  "two warps share half a line, 16 columns each");
+    static_assert(D_V % LINE_ELEMENTS == 0, "");
+
+    /* Returns the offset of a chunk of a line of P or dS. */
+    static DEVICE uint32_t p_chunk(uint32_t key, uint32_t chunk)
+    {
+        return ROWS == LINE_ELEMENTS ? swizzle_128(key, chunk) : swizzle_64(key, chunk);
+    }
 };
 
 } // namespace mha_backward

@@ -2,17 +2,18 @@
  *
  * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head,
  * at 192/128 mostly 128, holds their dK and dV in registers, and iterates over the tiles of 64 rows to which
- * they are visible, of every query head of the key head.
+ * they are visible, of every query head of the key head. (At 256/256 with 99 KiB of shared memory tiles have 32
+ * rows, and a quarter of V is in registers.)
  *
  *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
  *
- *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse), to shared memory
+ *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × half the rows Pᵀ = 2^(Sᵀ - lse), to shared memory
  *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta), to shared memory
  *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its
  *                                                               neighbour's from shared memory
  *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from
  *                                                               registers with EARLY_DV
- *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in global memory
+ *      dQ = dS K       each warp half the rows × its columns    added to fp32 sums in global memory
  *
  * Keys are the rows of S and dP, so that the accumulators of P and dS have the layout of A. Two neighbouring
  * warps have the same keys: they wait only for each other; all warps synchronize only before dQ and before
@@ -57,21 +58,22 @@ template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>
 
 /* Computes P and dS of a tile, and adds its contributions to dK and dV. */
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord) const
+DEVICE void Backward<Element, Tiles>::process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord,
+                                                   const KeptValues &kept) const
 {
     const uint32_t q = this->q(), dout = this->dout(), p_at = smem + Tiles::P_AT, ds_at = smem + Tiles::DS_AT;
     const int diagonal = number() * Tiles::KEYS - shift() - coord.tile * Tiles::ROWS, left = keys();
     Words w;
     {
         Scores s, dp;
-        this->template scores<Tiles::D_QK>(s, smem, q);
+        this->template scores<Tiles::D_QK, 0>(s, smem, q, kept);
         if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
         make_p(s, w);
         this->store_words(w, p_at);
         if (Tiles::PARKS_P && Element::IS_BF16) park_p(s);
         if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
         hold_products();
-        this->template scores<Tiles::D_V>(dp, smem + Tiles::V_AT, dout);
+        this->template scores<Tiles::D_V, KEPT_STEPS>(dp, smem + Tiles::V_AT, dout, kept);
         make_ds(s, dp, w);
     }
     this->store_words(w, ds_at);
@@ -88,7 +90,7 @@ DEVICE void Backward<Element, Tiles>::process_tile(KeySums &dk, ValueSums &dv, c
     this->add_rows(dk, w, q, true);
 }
 
-/* Writes the warp's keys and its half of the columns, 32 of every 64. */
+/* Writes the warp's keys and its half of the columns, 32 of every 64, and 16 of the last 32 of 96. */
 template <typename Element, typename Tiles>
 template <int TILES>
 DEVICE void Backward<Element, Tiles>::write_gradient(const mha_vectors &of, float factor,
@@ -103,14 +105,17 @@ DEVICE void Backward<Element, Tiles>::write_gradient(const mha_vectors &of, floa
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int i = 0; i < TILES; i += 4) {
-                uint32_t words[4];
+                const int tiles = TILES - i < 4 ? TILES - i : 4; /* 2 in half a line */
+                uint32_t words[4] = {};
 #pragma unroll
-                for (int j = 0; j < 4; j++)
+                for (int j = 0; j < tiles; j++)
                     words[j] = Element::pack(sums[m][i + j][2 * half] * factor,
                                              sums[m][i + j][2 * half + 1] * factor);
                 const uint4 eight = quad_gather_eight(words);
                 const int at = key + 16 * m + 8 * half;
-                store_global_16(to + at * of.token + i / 4 * LINE_ELEMENTS, eight, at < left);
+                uint16_t *const line = to + at * of.token + i / 4 * LINE_ELEMENTS;
+                store_global_16(tiles == 4 ? line : line - l.row_group * 16, eight,
+                                at < left && (tiles == 4 || l.lane % 4 < tiles));
             }
 }
 
@@ -120,15 +125,21 @@ template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>
     KeySums dk = {};
     ValueSums dv = {};
     TileCoord coord = first_coord();
+    KeptValues kept;
     int left = (end_tile() - first_tile()) * p.call.group;
     if (left) {
         copy_keys(), copy_rows_at(coord);
         cp_async_commit();
     }
+    if (Tiles::KEEPS_V && left) {
+        cp_async_wait<0>();
+        __syncthreads();
+        this->keep_values(kept);
+    }
     for (; left; left--) {
         cp_async_wait<0>();
         if (__syncthreads_or(copied_empty_row())) clear_empty_rows(this->stats(), this->q(), this->dout());
-        process_tile(dk, dv, coord);
+        process_tile(dk, dv, coord, kept);
         __syncthreads();
         const TileCoord next = coord_after(coord);
         if (left > 1) copy_rows_at(next);
@@ -153,8 +164,7 @@ template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_
 
 } // namespace mha_backward
 
-#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, name, d_qk, d_v, keys, warp_keys, early_dv, blocks)           \
-    DEFINE_KERNEL(                                                                                           \
-        PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),             \
-        mha_backward::backward_keys<ELEMENT,                                                                 \
-                                    mha_backward::BackwardTiles<d_qk, d_v, keys, warp_keys, early_dv>>(p))
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, name, d_qk, d_v, keys, warp_keys, rows, early_dv, blocks)     \
+    DEFINE_KERNEL(PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),   \
+                  mha_backward::backward_keys<                                                               \
+                      ELEMENT, mha_backward::BackwardTiles<d_qk, d_v, keys, warp_keys, rows, early_dv>>(p))

@@ -11,7 +11,8 @@
 
 namespace mha_backward {
 
-/* Copies ROWS rows of COLUMNS columns. The first `rows` rows exist; the others become zeros. */
+/* Copies ROWS rows of COLUMNS columns. The first `rows` rows exist; the others become zeros, and chunks past the
+ * last column. */
 template <int ROWS, int COLUMNS, int THREADS>
 DEVICE void copy_rows(uint32_t to, const uint16_t *from, int64_t stride, int rows)
 {
@@ -24,7 +25,8 @@ DEVICE void copy_rows(uint32_t to, const uint16_t *from, int64_t stride, int row
     for (int i = 0; i < ROWS; i += AT_A_TIME, from += AT_A_TIME * stride)
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += LINE_ELEMENTS)
-            cp_async_16(at + (uint32_t)(c / LINE_ELEMENTS * ROWS + i) * LINE_BYTES, from + c, row + i < rows);
+            cp_async_16(at + (uint32_t)(c / LINE_ELEMENTS * ROWS + i) * LINE_BYTES, from + c,
+                        row + i < rows && c + chunk * CHUNK_ELEMENTS < COLUMNS);
 }
 
 template <typename Element, typename Tiles>
@@ -48,13 +50,24 @@ DEVICE void Backward<Element, Tiles>::copy_dout(const TileCoord &coord) const
         this->dout(), rows_of(p.call.dout, coord), p.call.dout.token, tokens() - coord.tile * Tiles::ROWS);
 }
 
+/* Returns where the four values of lse or delta are that the thread copies. Delta of all rows of a row tile
+ * follows their lse. */
+template <typename Element, typename Tiles>
+DEVICE const float *Backward<Element, Tiles>::stats_of(const TileCoord &coord, int thread) const
+{
+    constexpr int OF_ROW_TILE = Tiles::OF_ROW_TILE, THREADS = Tiles::ROWS / 4;
+    if (OF_ROW_TILE == 1) return p.rows + tile_index(coord) * (MHA_BACKWARD_STATS * Tiles::ROWS) + 4 * thread;
+    const int64_t index = tile_index(coord);
+    return p.rows + index / OF_ROW_TILE * (MHA_BACKWARD_STATS * MHA_BACKWARD_ROWS) +
+           thread / THREADS * MHA_BACKWARD_ROWS + index % OF_ROW_TILE * Tiles::ROWS + thread % THREADS * 4;
+}
+
 template <typename Element, typename Tiles>
 DEVICE void Backward<Element, Tiles>::copy_stats(const TileCoord &coord) const
 {
     const int thread = (int)fresh_thread();
     if (thread < (int)Tiles::STATS_BYTES / 16)
-        cp_async_16(this->stats() + 16 * (uint32_t)thread,
-                    p.rows + tile_index(coord) * (MHA_BACKWARD_STATS * Tiles::ROWS) + 4 * thread, true);
+        cp_async_16(this->stats() + 16 * (uint32_t)thread, stats_of(coord, thread), true);
 }
 
 template <typename Element, typename Tiles>
@@ -93,11 +106,9 @@ template <typename Element, typename Tiles>
 __device__ __noinline__ void Backward<Element, Tiles>::clear_empty_rows(uint32_t stats, uint32_t q,
                                                                         uint32_t dout)
 {
-    constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
-                  CHUNKS = LINE_BYTES / CHUNK_BYTES;
+    constexpr int LINES = (Tiles::QK_LINES + Tiles::V_LINES) * Tiles::ROWS, CHUNKS = LINE_BYTES / CHUNK_BYTES;
     for (int i = (int)threadIdx.x; i < LINES * CHUNKS; i += Tiles::THREADS) {
-        const int line = i / CHUNKS, row = line % Tiles::ROWS,
-                  of_q = Tiles::D_QK / LINE_ELEMENTS * Tiles::ROWS;
+        const int line = i / CHUNKS, row = line % Tiles::ROWS, of_q = Tiles::QK_LINES * Tiles::ROWS;
         if (__uint_as_float(load_shared_4(stats + (uint32_t)stat_at(row) * 4)) != INFINITY) continue;
         store_zero_16(
             (line < of_q ? q + (uint32_t)line * LINE_BYTES : dout + (uint32_t)(line - of_q) * LINE_BYTES) +

@@ -43,13 +43,14 @@ struct RowTile {
 template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mha_backward_sm80_params &p)
 {
     constexpr int LANES = D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = MHA_BACKWARD_ROWS,
-                  SUMS = ROWS * D_QK;
+                  SUMS = ROWS * D_QK, COUNTERS = MHA_BACKWARD_COUNTERS(D_QK);
     const mha_backward_params &call = p.call;
     const int thread = (int)threadIdx.x;
     if (blockIdx.x == 0 && thread == 0) *p.taken = 0;
     const RowTile tile(p);
     if (tile.rows() <= 0) return;
-    if (thread == 0) p.added[tile.index] = 0;
+    if (thread == 0)
+        for (int i = 0; i < COUNTERS; i++) p.added[tile.index * COUNTERS + i] = 0;
     float *sums = p.dq_sums + tile.index * SUMS, *stats = p.rows + tile.index * (MHA_BACKWARD_STATS * ROWS);
 #pragma unroll
     for (int i = thread * 4; i < SUMS; i += ROW_KERNEL_THREADS * 4)

@@ -23,7 +23,7 @@ template <typename Tiles> DEVICE KeyBlock find_key_block(const mha_backward_sm80
     KeyBlock b;
     b.head = set * p.heads_of_set + within - number * heads;
     if (p.in_order && p.call.causal) number = p.key_blocks - 1 - number;
-    const Request r = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
+    const Request r = find_request<false, MHA_BACKWARD_ROWS, Tiles::KEYS>(p.call, number);
     b.request = p.call.starts_q ? 0 : r.index;
     b.token = r.token, b.tokens = r.tokens, b.row_tile = r.row_tile;
     b.number = number - r.key_block;
@@ -69,7 +69,7 @@ Backward<Element, Tiles>::coord_after(const TileCoord &coord) const
 template <typename Element, typename Tiles>
 DEVICE int64_t Backward<Element, Tiles>::tile_index(const TileCoord &coord) const
 {
-    return (int64_t)coord.head * p.row_tiles + row_tile() + coord.tile;
+    return ((int64_t)coord.head * p.row_tiles + row_tile()) * Tiles::OF_ROW_TILE + coord.tile;
 }
 
 } // namespace mha_backward

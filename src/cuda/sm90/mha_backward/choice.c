@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../variants.h"
+
 enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */ };
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
@@ -37,9 +39,9 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
                    {"out", &p->out, false, false}, {"dq", &p->dq, false, false},
                    {"dk", &p->dk, true, false},    {"dv", &p->dv, true, false}};
     const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
-    const char *sizes = backward_refuses_sizes(p);
     *argument = "v";
-    if (sizes) return sizes;
+    if (p->d_v != mha_values_of(p->d_qk) || p->d_qk == 96 || p->d_qk == 256)
+        return "takes d_qk/d_v of 192/128, 128/128 and 64/64";
     *argument = "q";
     if (backward_row_tiles(p, tiles) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";
