@@ -20,7 +20,7 @@
  *
  * Between S and O += P·V a warp has no products in flight; the warp of the other CTA on its scheduler has.
  * Therefore two CTAs share an SM, each with half of the registers: at 128/128, 128 of 255 registers hold O
- * and 80 hold S.
+ * and 80 hold S. At 256/256 O of 16 rows takes as many, and an SM has one CTA of 8 warps.
  *
  * A warp has 32 rows because of the bandwidth of shared memory. A fragment of K or V serves ROW_TILES
  * products: with one row tile an m16n8k16 takes 256 bytes, which are 2 clocks, where mma.sync could take one
