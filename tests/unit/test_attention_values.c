@@ -7,6 +7,7 @@
  * What a call must not write stays as it was.
  */
 #include "attention_calls.h"
+#include "head_sizes.h"
 
 /* All keys of the call, decoded, and their values; of caches these are the first d_v numbers of a key. */
 static double keys[MOST_KEYS][WIDEST], values[MOST_KEYS][MOST_V];
@@ -440,16 +441,16 @@ static void check_problem(const struct problem *p, const struct layout *l)
 
 static void test_mha(void)
 {
-    static const int64_t sizes[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}, {128, 64}, {192, 64}},
-                         heads[][2] = {{6, 2}, {3, 3}, {5, 1}};
+    static const int64_t heads[][2] = {{6, 2}, {3, 3}, {5, 1}};
     for (int i = 0; i < PROBLEMS; i++)
-        for (int way = 0; way < 6 * 2 * 2; way++) {
+        for (int way = 0; way < 2 * HEAD_SIZES; way++) {
             const struct problem *const p = &problems[i];
             const struct layout l =
                 DESIGNATED(.b = p->b, .splits = p->b + 1, .s_q = p->q, .tokens_q = p->q, .s_k = p->k,
-                           .tokens_k = p->k, .d_qk = sizes[way % 6][0], .d_v = sizes[way % 6][1],
-                           .causal = way / 6 % 2, .h_q = heads[number % 3][0], .h_kv = heads[number % 3][1],
-                           .flat = p->flat, .type = number % 7 < 3 ? fp16 : bf16, .has = HAS_LSE);
+                           .tokens_k = p->k, .d_qk = head_d_qk[way / 2 % HEAD_D_QKS],
+                           .d_v = head_d_v[way / 2 / HEAD_D_QKS], .causal = way % 2,
+                           .h_q = heads[number % 3][0], .h_kv = heads[number % 3][1], .flat = p->flat,
+                           .type = number % 7 < 3 ? fp16 : bf16, .has = HAS_LSE);
             check_problem(p, &l);
         }
 }

@@ -4,13 +4,16 @@
  * one runs. For every operation, type, size and cache format, on this processor and on all that the table
  * distinguishes.
  */
+#include "head_sizes.h"
 #include "tensors.h"
 
 #include "dispatch.h"
 
-static int has_size(const int32_t sizes[4], int64_t size)
+static int has_size(const int32_t sizes[8], int64_t size)
 {
-    return !size || !sizes[0] || sizes[0] == size || sizes[1] == size || sizes[2] == size || sizes[3] == size;
+    int has = !size || !sizes[0];
+    for (int i = 0; i < 8 && sizes[i]; i++) has |= sizes[i] == size;
+    return has;
 }
 
 /* Returns true if the row says that the kernel takes the call. If types do not matter, none is wanted. */
@@ -48,18 +51,21 @@ static void check_choice(const struct wanted *wanted, const struct processor *pr
 
 static void check_operation(enum operation operation, const struct processor *processor)
 {
-    static const int64_t sizes[][2] = {{512, 512}, {576, 512}, {192, 128}, {128, 128}, {64, 64}, {64, 128}};
+    enum { LATENTS = 2, SIZES = LATENTS + HEAD_SIZES };
     const bool plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
                cached = operation == OP_DENSE_DECODE || operation == OP_SPARSE_DECODE ||
                         operation == OP_SPARSE_PREFILL,
                attention = cached || operation_is_mha(operation);
     const int formats = cached ? KV_FORMATS : 1, second = operation == OP_SPARSE_DECODE ? KV_FORMATS : 0;
     for (int e = 0; e < (plan ? 1 : 3); e++)
-        for (int s = 0; s < (attention ? 6 : 1); s++)
+        for (int s = 0; s < (attention ? SIZES : 1); s++)
             for (int f = 0; f < formats * (1 + second); f++) {
                 struct wanted wanted = {.operation = operation, .device = cpu, .argument = "q"};
                 if (!plan) wanted.elements = 1u << e;
-                if (attention) wanted.d_qk = sizes[s][0], wanted.d_v = sizes[s][1];
+                if (attention && s < LATENTS) wanted.d_qk = s ? 576 : 512, wanted.d_v = 512;
+                if (s >= LATENTS)
+                    wanted.d_qk = head_d_qk[(s - LATENTS) % HEAD_D_QKS],
+                    wanted.d_v = head_d_v[(s - LATENTS) / HEAD_D_QKS];
                 if (cached) wanted.formats = 1u << f % formats;
                 if (f >= formats) wanted.extra_formats = 1u << (f / formats - 1);
                 check_choice(&wanted, processor);

@@ -4,6 +4,7 @@
  * and on the CPU, and the largest max_s_q. And tickets, which no two processes share.
  */
 #include "fake_cuda/drawn_calls.h"
+#include "head_sizes.h"
 
 #include "cuda/launch.h"
 
@@ -109,8 +110,8 @@ static void mha_backward(void)
     long long bytes[2];
     struct layout l = heads;
     read_numbers("on Hopper 4 · d_qk", "on Hopper %lld · d_qk + %lld bytes per row", bytes, 2);
-    for (l.d_qk = 64; l.d_qk <= 192; l.d_qk += 64) {
-        l.d_v = l.d_qk == 64 ? 64 : 128, l.s_q = 1 << 14;
+    for (int i = 0; i < HEAD_D_QKS; i++) {
+        l.d_qk = head_d_qk[i], l.d_v = l.d_qk < 128 ? 64 : l.d_qk > 192 ? 256 : 128, l.s_q = 1 << 14;
         const int64_t rows = l.b * l.s_q * l.h_q, each = bytes[0] * l.d_qk + bytes[1],
                       size = (int64_t)ask_bytes(OP_MHA_BACKWARD, &l, gpu_0);
         CHECK(size >= rows * each && size <= rows * (each + 1), "%lld bytes, %lld rows of %lld",

@@ -4,6 +4,7 @@
  * variable that forces kernels (in child processes, because it is read once, at first use).
  */
 #include "filled.h"
+#include "head_sizes.h"
 #include "tensors.h"
 
 #include <math.h>
@@ -72,10 +73,10 @@ static void test_capabilities(void)
         CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
               row.operation, operations[operation]);
         /* Attention kernels other than the oracle take latents of 512 and 576 with values of 512; those of
-         * MHA 64, 96, 128, 192 and 256 with values of 64, 128 and 256. Plans, merge and operations of caches alone take any.
-         */
-        static const int32_t any[2][8], latent[2][8] = {{512, 576}, {512}},
-                                        heads[2][8] = {{64, 96, 128, 192, 256}, {64, 128, 256}};
+         * MHA the sizes of head_sizes.h. Plans, merge and operations of caches alone take any. */
+        static const int32_t any[2][8], latent[2][8] = {{512, 576}, {512}};
+        static int32_t heads[2][8];
+        memcpy(heads[0], head_d_qk, sizeof head_d_qk), memcpy(heads[1], head_d_v, sizeof head_d_v);
         const bool plan = described_is_plan(operation), mha = operation_is_mha(operation),
                    dense = operation == OP_DENSE_DECODE, attention = described_member(operation, "workspace"),
                    named = described_kind(operation, MEMBER_FORMAT) && !operation_is_of_caches(operation),

@@ -87,18 +87,22 @@ static const struct tested {
     {OP_SPARSE_PREFILL,
      DESIGNATED(PAGES, .s_q = TOKENS, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      in_pages, 3, FORMATS_OF_ONE, DIM_s_q, 1},
-#define HEADS .h_q = 6, .h_kv = 2, .d_qk = 192, .d_v = 128, .causal = 1, .has = HAS_LSE
-#define BATCH                                                                                                \
-    DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}), NULL, 0, 1,     \
+#define HEADS(d_qk_, d_v_) .h_q = 6, .h_kv = 2, .d_qk = (d_qk_), .d_v = (d_v_), .causal = 1, .has = HAS_LSE
+#define BATCH(sizes)                                                                                         \
+    DESIGNATED(sizes, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}), NULL, 0, 1,     \
         DIM_b, 3
-#define FLAT                                                                                                 \
-    DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,                    \
+#define FLAT(sizes)                                                                                          \
+    DESIGNATED(sizes, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,                    \
                .type = {FMLA_TYPE_BFLOAT, 16, 1}),                                                           \
         NULL, 0, 1, DIM__, 0
-    {OP_MHA_FORWARD, BATCH},
-    {OP_MHA_FORWARD, FLAT},
-    {OP_MHA_BACKWARD, BATCH},
-    {OP_MHA_BACKWARD, FLAT},
+    {OP_MHA_FORWARD, BATCH(HEADS(192, 128))},
+    {OP_MHA_FORWARD, BATCH(HEADS(96, 64))},
+    {OP_MHA_FORWARD, FLAT(HEADS(192, 128))},
+    {OP_MHA_FORWARD, FLAT(HEADS(256, 256))},
+    {OP_MHA_BACKWARD, BATCH(HEADS(192, 128))},
+    {OP_MHA_BACKWARD, BATCH(HEADS(256, 256))},
+    {OP_MHA_BACKWARD, FLAT(HEADS(192, 128))},
+    {OP_MHA_BACKWARD, FLAT(HEADS(96, 64))},
     {OP_MERGE,
      DESIGNATED(.n = 4, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .type = {FMLA_TYPE_FLOAT, 32, 1},
                 .has = HAS_LSE | HAS_SINK),
@@ -118,7 +122,7 @@ static struct made {
 /* The rows of each output, concatenated. */
 struct result {
     size_t bytes[MAX_TENSORS];
-    char rows[MAX_TENSORS][1 << 18];
+    char rows[MAX_TENSORS][1 << 19];
 };
 
 static struct result base, other;
@@ -226,6 +230,7 @@ static void call(const struct way *way, struct result *result)
         result->bytes[which] = (m->allowed & IS_OUTPUT) && *(fmla_tensor **)(void *)(args + m->offset)
                                    ? bytes_of(&held[which])
                                    : 0;
+        if (result->bytes[which] > sizeof result->rows[which]) abort();
         if (result->bytes[which]) copy_rows(&held[which], false, result->rows[which], true);
     }
 }
