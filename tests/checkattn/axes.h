@@ -16,7 +16,7 @@
     X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key)")         \
     X(H_REQUESTS, "requests: apart ragged varied hostile (cut)" more_requests)                               \
     X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
-    X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128)")                                                      \
+    X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128) 256_256 96_64")                                        \
     X(H_CAUSAL, "causal: 0 1")                                                                               \
     X(H_DTYPE, "dtype: bf16 fp16")                                                                           \
     X(H_EMPTY, "lse_empty: 0 1")                                                                             \

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define GRADIENT(member) TENSOR_mha_backward_##member
-enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
+enum { FIRST = GRADIENT(dq), GRADIENTS = 3 };
 enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -174,7 +174,7 @@ static double dot(const double *a, const double *b, int64_t width, double *magni
 
 /* The bound of each element of an item's gradients, and its largest term. */
 struct terms {
-    double bound[GRADIENTS][WIDEST], largest[GRADIENTS][WIDEST];
+    double bound[GRADIENTS][MHA_WIDEST], largest[GRADIENTS][MHA_WIDEST];
 };
 
 /* Returns the largest relative error of rounding to the case's 16-bit type. */
@@ -194,7 +194,7 @@ static void add_term(struct terms *terms, int k, int64_t d, double term, double 
 static void find_terms(const struct test_case *c, const struct item *item, struct terms *terms)
 {
     const double scale = (double)*(const float *)op_option(c->op->of, &c->args, "softmax_scale");
-    double q[WIDEST], k[WIDEST], v[WIDEST], out[WIDEST], dout[WIDEST];
+    double q[MHA_WIDEST], k[MHA_WIDEST], v[MHA_WIDEST], out[MHA_WIDEST], dout[MHA_WIDEST];
     memset(terms, 0, sizeof *terms);
     for (int64_t j = item->token; j < item->token + item->tokens; j++)
         for (int64_t h = item->head; h < item->head + item->heads; h++) {
@@ -260,7 +260,7 @@ static int64_t choose_items(struct test_case *c, struct item *items)
 
 /* The oracle's result for an item: dq of a row, dk and dv of a key. */
 struct known {
-    uint16_t gradients[GRADIENTS][WIDEST];
+    uint16_t gradients[GRADIENTS][MHA_WIDEST];
     bool has_terms;
     struct terms terms;
 };

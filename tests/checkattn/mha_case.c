@@ -8,7 +8,7 @@ static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {
                                     {128, 128},     {1000, 1000}, {300, 2000}, {2000, 300},
                                     {16384, 16384}, {150, 70},    {12, 9},     {70, 0}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
-static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
+static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}, {256, 256}, {96, 64}};
 
 /* Without requests or tokens no axis matters, nor does a NaN that every row sees. */
 bool mha_counts(const int64_t *v, int i, int j)
@@ -29,10 +29,24 @@ static bool possible_on_tensor_cores(const int64_t *v)
     return v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128;
 }
 
+static bool possible_in_gradients_on_hopper(const int64_t *v)
+{
+    return possible_on_tensor_cores(v) && v[H_SIZES] != SIZES_256_256 && v[H_SIZES] != SIZES_96_64;
+}
+
+/* Returns what tells which cases a kernel takes; NULL: it takes all. */
+static bool (*possible_by(const char *kernel, enum operation of))(const int64_t *)
+{
+    if (!mha_on_tensor_cores(kernel)) return NULL;
+    const bool gradients_on_hopper = of == OP_MHA_BACKWARD && !strcmp(kernel, "cuda-sm90");
+    return gradients_on_hopper ? possible_in_gradients_on_hopper : possible_on_tensor_cores;
+}
+
 bool mha_leaves(const struct test_case *c, bool *must)
 {
+    bool (*const possible)(const int64_t *) = possible_by(c->run->kernel, c->op->of);
     *must = c->v[H_B] && c->s_q && (c->s_k || c->op->of == OP_MHA_FORWARD);
-    return mha_on_tensor_cores(c->run->kernel) && !possible_on_tensor_cores(c->v);
+    return possible && !possible(c->v);
 }
 
 /* Row-keys, plus the cost of making the tensors. */
@@ -64,7 +78,7 @@ void mha_choose(struct subject *op, const struct run *run)
 {
     const bool tensor_cores = mha_on_tensor_cores(run->kernel), forward = op->of == OP_MHA_FORWARD;
     op->axis[H_INPUTS].count = INPUTS_NAN_ENDS + !tensor_cores;
-    op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
+    op->grid.possible = possible_by(run->kernel, op->of);
     op->grid.cost = forward ? cost : cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : forward ? 2e5 : 3e4;
 }
 

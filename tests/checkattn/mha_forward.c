@@ -40,12 +40,11 @@ static bool narrow(const struct test_case *c, const struct rows *rows, int64_t c
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
-    enum { WIDEST = 192 };
     const struct guarded *g = &c->tensor[MHA(q)];
     const int64_t first_key = mha_begin(c, true, mha_request_of(c, request, token)),
                   key_head = head / (c->h_q / c->h_kv);
     const uint16_t *row = case_row(c, MHA(q), request, token, head);
-    float q[WIDEST], key[WIDEST], value[WIDEST];
+    float q[MHA_WIDEST], key[MHA_WIDEST], value[MHA_WIDEST];
     for (int64_t d = 0; d < c->d_qk; d++) q[d] = (float)guarded_value(g, row + d);
     for (int64_t t = first_key; t < first_key + mha_seen(c, request, token, head); t++) {
         const uint16_t *k = case_row(c, MHA(k), request, t, key_head),
