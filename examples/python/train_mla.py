@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--sizes", default="192/128", choices=("192/128", "128/128", "64/64"))
+    parser.add_argument("--sizes", default="192/128", choices=("256/256", "192/128", "128/128", "96/64", "64/64"))
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split("/")]
     mine, reference = (train(attend, sizes, options.steps, options.device) for attend in (ours, theirs))

@@ -153,7 +153,7 @@ def check_width(this: str, q: Any, width: int, name: str, widths: Tuple[int, ...
         raise ValueError(f"{this}: q: d_qk (dimension {len(q) - 1}) is {q[-1]}, must be {width} as in {name}")
 
 
-MLA_WIDTHS, MHA_WIDTHS = (576, 512), (192, 128, 64)  # the d_qk that there are
+MLA_WIDTHS, MHA_WIDTHS = (576, 512), (256, 192, 128, 96, 64)  # the d_qk that there are
 
 
 def of_values(

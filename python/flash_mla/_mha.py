@@ -39,8 +39,8 @@ def flash_attn_varlen_func(
     does not wait for it.
 
     Args:
-        q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 128 or 192, d_v 64 or
-            128. h_kv divides h_q: query head h reads key head h // (h_q // h_kv).
+        q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 96, 128, 192 or 256,
+            d_v 64, 128 or 256. h_kv divides h_q: query head h reads key head h // (h_q // h_kv).
         cu_seqlens_qo, cu_seqlens_kv: [b + 1], int32: where each sequence's tokens and keys begin, and where the last ones end.
         max_seqlen_qo, max_seqlen_kv: bounds of a sequence's tokens and keys; results of a longer one are wrong. 0: not known.
         dropout_p: 0.

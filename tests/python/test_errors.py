@@ -459,7 +459,7 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("dense_decode", {"kv_format": "FP8_528"}, VALUE, "kv_format"),
     ("sparse_decode of bytes", {"extra_kv_format": 3}, TYPE, "extra_kv_format"),
     ("mha_forward", {"k": ((9, 3, 192), None), "v": ((9, 3, 128), None)}, VALUE, "q"),  # 4 heads over 3
-    ("mha_forward", {"q": ((6, 4, 96), None), "k": ((9, 2, 96), None)}, NOT_THERE, "d_qk"),
+    ("mha_forward", {"q": ((6, 4, 80), None), "k": ((9, 2, 80), None)}, NOT_THERE, "d_qk"),
     ("mha_forward", {"v": ((9, 2, 96), None)}, NOT_THERE, "d_v"),
     (
         "mha_forward",

@@ -158,7 +158,7 @@ def test_mla_module_refuses(mla, monkeypatch, capsys, option):
 # ---- train_mla.py -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", ["192/128", "64/64"])
+@pytest.mark.parametrize("sizes", ["256/256", "192/128", "96/64", "64/64"])
 def test_train_mla(sizes):
     """All losses fall, and equally."""
     lines = output_of(EXAMPLES / "train_mla.py", "--steps", "12", "--sizes", sizes).splitlines()

@@ -85,6 +85,8 @@ SHAPES = [
     dict(lengths=[(1, 1)], h_q=1, h_kv=1),
     dict(lengths=[(130, 130), (65, 200)], d=192, d_v=128, h_q=3, h_kv=3, causal=True),
     dict(lengths=[(33, 64), (64, 33)], d=128, d_v=128, h_q=16, h_kv=1),
+    dict(lengths=[(33, 64), (65, 130)], d=256, d_v=256, causal=True),
+    dict(lengths=[(33, 64), (65, 130)], d=96, d_v=64),
     dict(lengths=[(33, 64), (64, 33)], h_q=6, h_kv=3, causal=True),
     dict(lengths=[(0, 0)]),
     dict(lengths=[(0, 9)]),
@@ -148,7 +150,9 @@ def packed(name, problem, kind):
     return (q, whole, *lengths, d) if name == KV else (whole, *lengths[::2], d)
 
 
-@pytest.mark.parametrize("shape", [dict(d=192, d_v=128), dict(d_v=64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [dict(d=192, d_v=128), dict(d=256, d_v=256), dict(d=96, d_v=64), dict(d_v=64)], ids=str
+)
 def test_packed(name, kind, shape):
     check_packed(name, kind, **shape)
 

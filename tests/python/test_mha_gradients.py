@@ -45,20 +45,22 @@ def close(mine, expected, dtype):
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
+@pytest.mark.parametrize(
+    "form, d, d_v",
+    [(form, *sizes) for form in ("flash_attn_varlen_func", KV) for sizes in ((192, 128), (256, 256), (96, 64))]
+    + [(QKV, 64, 64)],
+)
 @pytest.mark.parametrize("compiled", (False, True))
-def test_gradients(form, causal, dtype, device, compiled, fresh_compiler):
+def test_gradients(form, d, d_v, causal, dtype, device, compiled, fresh_compiler):
     torch.manual_seed(3)
     kind, lengths = Kind("torch", str(dtype).removeprefix("torch."), device), LENGTHS
-    shape = dict(h_kv=2, d=192, d_v=128)
     if form == QKV:
-        lengths, shape = [(keys, keys) for _, keys in LENGTHS], dict(h_kv=4)
-    problem = Sequences(lengths, **shape)
+        lengths = [(keys, keys) for _, keys in LENGTHS]
+    problem = Sequences(lengths, h_kv=4 if form == QKV else 2, d=d, d_v=d_v)
     problem.values = {name: 10 * values for name, values in problem.values.items()}  # about as large as randn's
     arguments = [*problem.arguments(kind).values()] if form not in (KV, QKV) else packed(form, problem, kind)
     leaves = [given.requires_grad_() for given in arguments if torch.is_tensor(given) and given.is_floating_point()]
     *parts, last = leaves
-    d, d_v = shape.get("d", 64), shape.get("d_v", 64)
     parts += last.split([d] * (2 - len(parts)) + [d_v], -1)
 
     def call(*leaves):

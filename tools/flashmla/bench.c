@@ -223,7 +223,8 @@ int command_bench(int argc, char **argv)
         AXIS("--kv-heads", AXIS_KV_HEADS, 1, 4096, "key heads"),
         AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size: 512 or 576; any with mha_forward and mha_backward"),
         AXIS("--d-v", AXIS_D_V, 1, 512,
-             "mha_forward: head size of values; default 128, or --d-qk if that is less"),
+             "mha_forward: head size of values; default 128, with --d-qk 256 256, with 96 64, else at most "
+             "--d-qk"),
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
         OPTION_SET_OF("--dtype", &o.axes.axis[AXIS_DTYPE], "TYPE", "bf16, fp16 or both", "bf16", "fp16",
                       "both"),

@@ -13,7 +13,7 @@ enum { MOST = 12, PRODUCTS = 5 };
 /* Members are in the order of the rows below. Lists end with 0; an axis without a list has its usual
  * value. page_size 0 is 64, but in sparse prefill keys without pages. A second cache has as many keys;
  * with extra_varlen the lengths of its lists range from 0 to all of their entries. For MHA, s_k sets s_q,
- * h_q sets h_kv, and d_v is min(d_qk, 128). */
+ * h_q sets h_kv, and d_v is that of usual_d_v. */
 struct product {
     int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST];
     int64_t page_size, extra_topk, extra_page_size, extra_varlen;
@@ -240,7 +240,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .no_lse = op == OP_MERGE};
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (!shape.format) shape.format = first_format(op);
-    if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
+    if (mha && !shape.d_v) shape.d_v = usual_d_v(shape.d_qk);
     if (cache_formats[shape.format].token && !shape.page_size && is_sparse(op)) shape.page_size = 64;
     if (op == OP_CACHE_CONVERT) { /* into the usual format of the width, or back from it */
         const bool wide = cache_formats[shape.format].d_qk != 512;

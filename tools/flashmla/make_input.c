@@ -98,7 +98,7 @@ static struct shape shape_of(const struct make_options *o)
         shape.b = o->lengths.batch, shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 1024;
         shape.s_q = o->query_tokens_given ? o->query_tokens : 0;
         shape.h_kv = o->kv_heads_given ? o->kv_heads : o->heads, shape.d_qk = o->d_qk_given ? o->d_qk : 192;
-        shape.d_v = o->d_v_given ? o->d_v : shape.d_qk < 128 ? shape.d_qk : 128;
+        shape.d_v = o->d_v_given ? o->d_v : usual_d_v(shape.d_qk);
         shape.varlen = o->varlen;
         return shape;
     }
@@ -461,7 +461,8 @@ int command_make_input(int argc, char **argv)
             "head size: 512 or 576 (the default); with mha_forward and mha_backward any, default 192",
             &o.d_qk_given),
         OPTION_NUMBER("--d-v", &o.d_v, 1, 512,
-                      "mha_forward: head size of values; default 128, or --d-qk if that is less",
+                      "mha_forward: head size of values; default 128, with --d-qk 256 256, with 96 64, else "
+                      "at most --d-qk",
                       &o.d_v_given),
         OPTION_NUMBER("--page-size", &o.page_size, 1, 65536, "keys of a page; default 64", &o.page_given),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16 (the default) or fp16", NULL, "bf16", "fp16"),

@@ -581,6 +581,12 @@ bool takes_lengths(enum operation op)
     return operation_has(op, "seqlens");
 }
 
+int64_t usual_d_v(int64_t d_qk)
+{
+    if (d_qk == 96) return 64;
+    return d_qk == 256 ? 256 : d_qk < 128 ? d_qk : 128;
+}
+
 int double_by_value(const void *left, const void *right)
 {
     const double a = *(const double *)left, b = *(const double *)right;

@@ -106,6 +106,9 @@ int64_t call_length(const struct call *call, int64_t r);
  * kernels that do. NULL is the library's choice. */
 bool kernel_exists(const char *operation, const char *name, struct reason *reason);
 
+/* Returns the head size of values that MHA has by default beside this one of keys. */
+int64_t usual_d_v(int64_t d_qk);
+
 /* Compares doubles, for qsort. */
 int double_by_value(const void *left, const void *right);
 
