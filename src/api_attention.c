@@ -363,7 +363,7 @@ static fmla_status prepare_mha_forward(struct call *c)
     keys->k = view_of(c, k), keys->v = view_of(c, v), keys->values_apart = true;
     if (c->checked.flat && args->max_s_k && args->max_s_k < p->capacity) p->capacity = args->max_s_k;
     p->causal = args->causal;
-    p->splitting = SPLIT_NEVER;
+    p->splitting = SPLIT_BY_LENGTHS;
     p->batch_dependent = args->batch_dependent, p->mha_splits = args->num_splits, p->max_s_q = args->max_s_q;
     return choose(c, args->kernel);
 }

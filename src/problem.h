@@ -95,7 +95,7 @@ enum splitting {
     SPLIT_BY_PLAN,
     SPLIT_BATCH_INVARIANT, /* at the same keys of a request, whatever the rest of the batch */
     SPLIT_EVENLY,          /* only if there is too little work without splits; no plan */
-    SPLIT_NEVER            /* so that a request's bits depend on nothing else in the batch */
+    SPLIT_BY_LENGTHS       /* each request by its own, so that its bits depend on nothing else in the batch */
 };
 
 /* A problem of attention. In sparse prefill every token is a request of one token: b is the number of tokens

@@ -9,21 +9,23 @@
  *   batch-invariant   splits of INVARIANT_SPLIT_KEYS keys
  *   sparse prefill    the whole list, since rows are enough as a rule; shorter splits where the row tiles are
  *                     too few to keep all threads busy
- *   MHA               all keys, so that the bits of a request do not depend on its batch
+ *   MHA               all keys; splits of at least 4096 where the request itself has few row tiles
+ *                     (mha.c), so that its bits do not depend on its batch
  *
  * A work item is a partition of the plan (or one even split of one request) for one row tile. A split that is
  * a whole request is written straight to `out`. Any other split writes a part to the workspace: its fp32 rows,
  * their largest scores and their lse relative to these. A second pass joins the parts of a request in split
- * order.
+ * order. In MHA, where there are enough row tiles for all threads, a work item takes all splits of its tile, one
+ * after the other, and joins them as the second pass would.
  *
  * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes. The
  * scale of an FP8_576 cache multiplies scores and results, so the microkernels convert its codes exactly.
  *
  * Workspace:  plan, if made inside the call | out of the parts | lse of the parts | largest scores of the
- *             parts | spans of requests that are not split | quantised queries | one scratch per worker: the
- *             rows of a tile, then the scratch of the microkernel
+ *             parts | MHA: spans of requests, the first part row of each | quantised queries | one scratch per
+ *             worker: the rows of a tile, in MHA those of a split too, then the scratch of the microkernel
  */
-#include "cpu.h"
+#include "attention.h"
 
 #include "cost.h"
 #include "result.h"
@@ -36,24 +38,6 @@ enum { INVARIANT_SPLIT_KEYS = 2048 };
 
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
 
-struct work {
-    struct cpu_call call;
-    const struct cpu_attention *attention;
-    struct thread_pool pool;
-    const struct plan_partition *partitions; /* [num_partitions]; NULL without a plan */
-    int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t split_keys;                      /* 0: split by the plan, or not at all */
-    int64_t even_splits;                     /* maximum splits of a request */
-    int64_t parts;
-    int32_t num_partitions;
-    size_t part_out_offset, part_lse_offset, part_max_offset, spans_offset, queries_offset, scratch_offset;
-    size_t scratch_bytes;
-    float value_scale; /* the scale of an FP8_576 cache, which microkernels leave out; else 1 */
-    float *part_out, *part_lse, *part_max; /* of part 0 */
-    struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
-    char *workspace;
-};
-
 enum { TILES_A_WORKER = 4 }; /* the fewest that leave workers idle for only a short time */
 
 /* Returns the rows of a tile. The plan and invariant splits use PLAN_ROW_TILE. Otherwise a tile is as large
@@ -65,7 +49,7 @@ static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_
     if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_BATCH_INVARIANT || !set_rows)
         return PLAN_ROW_TILE;
     int32_t most = attention->most_rows;
-    if (p->splitting == SPLIT_NEVER) {
+    if (p->splitting == SPLIT_BY_LENGTHS) {
         most = attention->most_rows_of_heads;
         for (; most > PLAN_ROW_TILE; most /= 2) {
             const int64_t tiles = (set_rows + most - 1) / most;
@@ -102,11 +86,6 @@ static struct cpu_call call_of(const struct attention_problem *p, const struct c
     };
 }
 
-static int64_t tiles_of(const struct work *w, int64_t rows)
-{
-    return (rows + w->call.tile_rows - 1) / w->call.tile_rows;
-}
-
 /* The parts of a prefill hold fewer than 14 row tiles per worker, for any number of tokens. */
 int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most)
 {
@@ -121,11 +100,11 @@ int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most)
     return best;
 }
 
-/* Returns the keys of a split; 0 where requests are split by the plan, or not at all. */
+/* Returns the keys of a split; 0 where requests are split by the plan, or each by its own lengths. */
 static int64_t split_keys_of(const struct attention_problem *p, const struct work *w)
 {
     if (p->splitting == SPLIT_BATCH_INVARIANT) return INVARIANT_SPLIT_KEYS;
-    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_NEVER) return 0;
+    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_BY_LENGTHS) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
     const int64_t splits = cpu_even_splits(p->b * w->row_tiles, w->pool.workers, blocks);
     const int64_t blocks_of_split = (blocks + splits - 1) / splits;
@@ -147,7 +126,7 @@ static size_t tile_floats(const struct cpu_call *call)
  * partitions. */
 static bool is_bound(const struct attention_problem *p)
 {
-    return p->bound && p->splitting != SPLIT_BATCH_INVARIANT && p->splitting != SPLIT_NEVER &&
+    return p->bound && p->splitting != SPLIT_BATCH_INVARIANT && p->splitting != SPLIT_BY_LENGTHS &&
            !p->num_partitions;
 }
 
@@ -169,7 +148,7 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
     } else if (w->split_keys) {
         w->even_splits = even_splits_of(w, p->capacity);
         if (w->even_splits > 1 && __builtin_mul_overflow(p->b, w->even_splits, &w->parts)) goto too_large;
-    } else if (p->splitting != SPLIT_NEVER) {
+    } else if (p->splitting != SPLIT_BY_LENGTHS) {
         const struct plan_header *given = p->plan;
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
@@ -180,9 +159,10 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
     }
     w->part_out_offset = at;
     int64_t rows = 0, floats, bytes;
-    const bool bound = is_bound(p);
+    const bool bound = is_bound(p), mha = p->splitting == SPLIT_BY_LENGTHS;
     if (bound) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
-    if ((!bound && __builtin_mul_overflow(w->parts, p->h_q * p->s_q, &rows)) ||
+    if (mha) rows = w->part_rows = cpu_mha_part_rows(p, w->pool.workers);
+    if ((!bound && !mha && __builtin_mul_overflow(w->parts, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;
@@ -192,7 +172,9 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
     w->part_max_offset = at;
     at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
-    if (p->splitting == SPLIT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    if (mha) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    w->first_rows_offset = at;
+    if (rows && mha) at += cpu_line_up((size_t)p->b * sizeof *w->first_rows);
     w->queries_offset = at;
     if (p->products == FMLA_PRODUCTS_FP8) {
         if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
@@ -201,8 +183,9 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
         at += cpu_line_up((size_t)bytes);
     }
     w->scratch_offset = at;
-    w->scratch_bytes =
-        cpu_line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
+    w->attend_offset =
+        cpu_line_up(tile_floats(&w->call) * sizeof(float)) * (mha && cpu_mha_most_splits(p) > 1 ? 2 : 1);
+    w->scratch_bytes = w->attend_offset + w->attention->scratch_bytes(&w->call);
     prepared->bytes = at + w->scratch_bytes * (size_t)w->pool.workers, prepared->alignment = CACHE_LINE;
     return FMLA_OK;
 too_large:
@@ -222,12 +205,6 @@ static int64_t part_row(const struct work *w, int64_t part, int64_t row)
     return part * w->call.problem->h_q * w->call.problem->s_q + row;
 }
 
-/* Returns the reference that scores are relative to: their maximum, or 0 where none is above -inf. */
-static float base_of(float max)
-{
-    return max == -INFINITY ? 0.0f : max;
-}
-
 /* Writes a finished row to the caller's tensors. lse is relative to max. */
 static void write_row(const struct work *w, int64_t request, struct cpu_row to, const float *values,
                       float relative_lse, float max)
@@ -245,72 +222,34 @@ static void write_row(const struct work *w, int64_t request, struct cpu_row to, 
             max * rules->lse_factor;
 }
 
-/* Writes `rows` rows of a set from row `first` on; `values` holds them one after the other. */
-static void write_rows(const struct work *w, int64_t request, int64_t first_token, int64_t set, int64_t first,
-                       int32_t rows, const float *values, const float *relative_lse, const float *max)
+void cpu_write_rows(const struct work *w, const struct cpu_tile *tile, const float *values,
+                    const float *relative_lse, const float *max)
 {
     const struct attention_problem *p = w->call.problem;
     const int64_t group = p->h_q / p->h_kv;
-    struct cpu_row to = cpu_row_of(&w->call, set, first);
-    const int64_t end_head = to.head - first % group + group;
-    to.token += first_token;
-    for (int32_t i = 0; i < rows; i++) {
-        write_row(w, request, to, values + i * p->d_v, relative_lse[i], max[i]);
+    struct cpu_row to = cpu_row_of(&w->call, tile->set, tile->first_row);
+    const int64_t end_head = to.head - tile->first_row % group + group;
+    to.token += tile->first_token;
+    for (int32_t i = 0; i < tile->rows; i++) {
+        write_row(w, tile->request, to, values + i * p->d_v, relative_lse[i], max[i]);
         if (++to.head == end_head) to.head -= group, to.token++;
     }
-}
-
-struct tile_rows {
-    int64_t set, first_row;
-    int32_t rows;
-};
-
-/* Returns row tile `row_tile` of sets of `set_rows` rows each. */
-static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_t row_tile)
-{
-    const int32_t most = w->call.tile_rows;
-    const int64_t tiles = tiles_of(w, set_rows), first = row_tile % tiles * most, left = set_rows - first;
-    return (struct tile_rows){row_tile / tiles, first, left < most ? (int32_t)left : most};
-}
-
-static struct span span_of(const struct work *w, int64_t request)
-{
-    const struct attention_problem *p = w->call.problem;
-    if (p->splitting == SPLIT_NEVER) return w->spans[request].span;
-    return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
 static void run_split(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
                       int64_t part, int32_t worker)
 {
     const struct attention_problem *p = w->call.problem;
-    const struct span span = span_of(w, request);
-    const int64_t set_rows =
-        p->splitting == SPLIT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
-    const struct tile_rows t = tile_rows(w, set_rows, row_tile);
-    char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
-    float *rows = (float *)(void *)scratch;
-    const int64_t at = part_row(w, part, t.set * w->call.set_rows + t.first_row);
-    const int64_t most = w->call.tile_rows;
-    struct cpu_tile tile = {
-        .call = &w->call,
-        .request = request,
-        .tokens = span.tokens,
-        .first_token = span.first_token,
-        .first_key = span.first_key,
-        .set = t.set,
-        .first_row = t.first_row,
-        .rows = t.rows,
-        .begin_key = begin,
-        .end_key = end,
-        .length = span.keys,
-        .out = part == DIRECT ? rows : w->part_out + at * p->d_v,
-        .lse = part == DIRECT ? rows + most * p->d_v : w->part_lse + at,
-        .max = part == DIRECT ? rows + most * (p->d_v + 1) : w->part_max + at,
-    };
-    w->attention->attend(&tile, scratch + cpu_line_up(tile_floats(&w->call) * sizeof(float)));
-    if (part != DIRECT) return;
-    write_rows(w, request, span.first_token, t.set, t.first_row, t.rows, tile.out, tile.lse, tile.max);
+    const struct span span = {.tokens = p->s_q, .keys = attention_length(p, request)};
+    struct cpu_tile tile = tile_of(w, request, &span, w->call.set_rows, row_tile);
+    tile.begin_key = begin, tile.end_key = end;
+    char *scratch = scratch_of(w, worker);
+    if (part == DIRECT)
+        place_in(&tile, (float *)(void *)scratch);
+    else
+        place_in_parts(w, &tile, part_row(w, part, tile.set * w->call.set_rows + tile.first_row));
+    w->attention->attend(&tile, scratch + w->attend_offset);
+    if (part == DIRECT) cpu_write_rows(w, &tile, tile.out, tile.lse, tile.max);
 }
 
 /* Joins `count` parts of a request, first, second, second + step, …, for one row tile. Weights are computed
@@ -321,7 +260,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 {
     const struct attention_problem *p = w->call.problem;
     const struct tile_rows t = tile_rows(w, w->call.set_rows, row_tile);
-    float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
+    float *sum = (float *)(void *)scratch_of(w, worker);
     for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
         const int64_t row = t.set * w->call.set_rows + i;
         float max = -INFINITY, total = 0.0f;
@@ -422,32 +361,6 @@ static void join_even_splits(void *data, int64_t index, int32_t worker)
     if (splits > 1) join_slots(w, request, row_tile, splits, first, first + 1, 1, worker);
 }
 
-/* ---- Not cut: the rows occupy all workers -------------------------------------------------- */
-
-/* Fills the spans; returns the number of row tiles. */
-static int64_t find_spans(const struct work *w)
-{
-    const struct attention_problem *p = w->call.problem;
-    struct span span = {.tokens = p->s_q, .keys = p->keys[0].capacity};
-    int64_t tile = 0;
-    if (p->ragged_q.starts) span = (struct span){0};
-    for (int64_t r = 0; r < p->b; r++) {
-        if (p->ragged_q.starts) span = ragged_span(&p->ragged_q, &p->ragged_k, r, &span);
-        w->spans[r] = (struct cpu_span){span, tile};
-        tile += w->call.sets * tiles_of(w, span.tokens * (p->h_q / p->h_kv));
-    }
-    w->spans[p->b].first_item = tile;
-    return tile;
-}
-
-static void run_whole(void *data, int64_t index, int32_t worker)
-{
-    const struct work *w = data;
-    const int64_t request = cpu_span_at(w->spans, w->call.problem->b, index);
-    const struct cpu_span *at = &w->spans[request];
-    run_split(w, request, index - at->first_item, 0, at->span.keys, DIRECT, worker);
-}
-
 /* ---- Queries of FP8 products ---------------------------------------------------------------- */
 
 struct quantised {
@@ -488,10 +401,9 @@ static double cost_of_splits(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
     double cost = 0;
-    for (int64_t r = 0; r < p->b; r++) {
-        const struct span span = span_of(w, r);
-        cost += cost_of_attention((double)span.tokens * (double)p->h_q, (double)span.keys, p->d_qk, p->d_v);
-    }
+    for (int64_t r = 0; r < p->b; r++)
+        cost += cost_of_attention((double)p->s_q * (double)p->h_q, (double)attention_length(p, r), p->d_qk,
+                                  p->d_v);
     return cost;
 }
 
@@ -511,19 +423,17 @@ fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem 
         w.call.problem = p = &scaled;
     }
     w.workspace = p->workspace;
-    w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
-    const int64_t tiles = p->splitting == SPLIT_NEVER ? find_spans(&w) : 0;
-    const int64_t rows_of_parts = w.parts * p->h_q * p->s_q; /* used or not */
-    const double cost = cost_of_splits(&w),
-                 cost_of_joins = cost_of_moving((double)rows_of_parts * (double)p->d_v * sizeof(float));
     w.part_out = (float *)(void *)(w.workspace + w.part_out_offset);
     w.part_lse = (float *)(void *)(w.workspace + w.part_lse_offset);
     w.part_max = (float *)(void *)(w.workspace + w.part_max_offset);
-
-    if (p->splitting == SPLIT_NEVER) {
-        threads_run(&w.pool, tiles, cost, run_whole, &w);
+    if (p->splitting == SPLIT_BY_LENGTHS) {
+        cpu_mha_run(&w);
         return FMLA_OK;
     }
+    const int64_t rows_of_parts = w.parts * p->h_q * p->s_q; /* used or not */
+    const double cost = cost_of_splits(&w),
+                 cost_of_joins = cost_of_moving((double)rows_of_parts * (double)p->d_v * sizeof(float));
+
     if (w.split_keys) {
         threads_run(&w.pool, p->b * w.even_splits * w.row_tiles, cost, run_even_split, &w);
         if (w.parts) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_even_splits, &w);

@@ -104,7 +104,7 @@ struct cpu_tile {
 struct cpu_attention {
     struct kernel_driver driver;
     int32_t most_rows;                                    /* of a tile: PLAN_ROW_TILE times a power of two */
-    int32_t most_rows_of_heads;                           /* the same for SPLIT_NEVER */
+    int32_t most_rows_of_heads;                           /* the same for SPLIT_BY_LENGTHS */
     size_t (*scratch_bytes)(const struct cpu_call *call); /* per worker; a multiple of 64 */
     void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
     /* Rounds values · factor to bf16 or fp16. */

@@ -442,6 +442,7 @@ static void check_problem(const struct problem *p, const struct layout *l)
 static void test_mha(void)
 {
     static const int64_t heads[][2] = {{6, 2}, {3, 3}, {5, 1}};
+    static const int32_t splits[] = {0, 1, 2, 7, 64};
     for (int i = 0; i < PROBLEMS; i++)
         for (int way = 0; way < 2 * HEAD_SIZES; way++) {
             const struct problem *const p = &problems[i];
@@ -450,7 +451,8 @@ static void test_mha(void)
                            .tokens_k = p->k, .d_qk = head_d_qk[way / 2 % HEAD_D_QKS],
                            .d_v = head_d_v[way / 2 / HEAD_D_QKS], .causal = way % 2,
                            .h_q = heads[number % 3][0], .h_kv = heads[number % 3][1], .flat = p->flat,
-                           .type = number % 7 < 3 ? fp16 : bf16, .has = HAS_LSE);
+                           .type = number % 7 < 3 ? fp16 : bf16, .num_splits = splits[number % 5],
+                           .batch_dependent = number / 5 % 2, .has = HAS_LSE);
             check_problem(p, &l);
         }
 }

@@ -6,9 +6,9 @@
  */
 #include "filled.h"
 
-enum { KEYS = 300, SLOTS = 320, TOKENS = 30, PARTITIONS = 3 };
+enum { KEYS = 300, SLOTS = 320, LONG_KEYS = 8300, TOKENS = 30, PARTITIONS = 3 };
 enum {
-    MOST_BYTES = 2 << 20,
+    MOST_BYTES = 3 << 20,
     MEMORIES = MAX_TENSORS + 1 /* one for a plan */,
     CACHE = TENSOR_dense_decode_kv_cache
 };
@@ -88,17 +88,27 @@ static const struct tested {
      DESIGNATED(PAGES, .s_q = TOKENS, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      in_pages, 3, FORMATS_OF_ONE, DIM_s_q, 1},
 #define HEADS(d_qk_, d_v_) .h_q = 6, .h_kv = 2, .d_qk = (d_qk_), .d_v = (d_v_), .causal = 1, .has = HAS_LSE
-#define BATCH(sizes)                                                                                         \
-    DESIGNATED(sizes, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}), NULL, 0, 1,     \
-        DIM_b, 3
-#define FLAT(sizes)                                                                                          \
-    DESIGNATED(sizes, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,                    \
+#define BATCH(...)                                                                                           \
+    DESIGNATED(__VA_ARGS__, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}), NULL, 0,  \
+        1, DIM_b, 3
+#define FLAT(...)                                                                                            \
+    DESIGNATED(__VA_ARGS__, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,              \
                .type = {FMLA_TYPE_BFLOAT, 16, 1}),                                                           \
         NULL, 0, 1, DIM__, 0
+/* Few rows over so many keys that requests are split. */
+#define LONG .h_q = 4, .h_kv = 1, .d_qk = 64, .d_v = 64, .causal = 1, .has = HAS_LSE
     {OP_MHA_FORWARD, BATCH(HEADS(192, 128))},
     {OP_MHA_FORWARD, BATCH(HEADS(96, 64))},
+    {OP_MHA_FORWARD, BATCH(HEADS(128, 128), .num_splits = 2)},
     {OP_MHA_FORWARD, FLAT(HEADS(192, 128))},
     {OP_MHA_FORWARD, FLAT(HEADS(256, 256))},
+    {OP_MHA_FORWARD, FLAT(HEADS(192, 128), .num_splits = 64)},
+    {OP_MHA_FORWARD, DESIGNATED(LONG, .b = 2, .s_q = 20, .s_k = LONG_KEYS, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
+     NULL, 0, 1, DIM_b, 3},
+    {OP_MHA_FORWARD,
+     DESIGNATED(LONG, .splits = 3, .tokens_q = 7, .tokens_k = 2 * LONG_KEYS, .flat = true,
+                .type = {FMLA_TYPE_BFLOAT, 16, 1}),
+     NULL, 0, 1, DIM__, 0},
     {OP_MHA_BACKWARD, BATCH(HEADS(192, 128))},
     {OP_MHA_BACKWARD, BATCH(HEADS(256, 256))},
     {OP_MHA_BACKWARD, FLAT(HEADS(192, 128))},
