@@ -118,7 +118,10 @@ struct subject mha_forward = {
     .plant_after = plant_key,
     .special = {MHA_SPECIAL, MHA_OWN_THREADS, "b 2, shape long, heads 32_4, requests ragged, splits most",
                 "b 7, shape wide, heads 2_1, requests varied, causal 1, splits batch",
-                "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked"},
+                "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked",
+                /* The CPU splits only so many keys by itself. */
+                "b 3, shape deep, heads 2_1, requests varied, causal 1, threads own",
+                "b 2, shape deep, heads 5_5, sizes 96_64, splits batch, inputs spiked"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
     .gpu = {MHA_GPU, .repeats = {MHA_REPEATS, "b 2, shape long"},
