@@ -123,7 +123,7 @@ struct attention_problem {
     float scale;
     bool causal;
     enum splitting splitting;
-    /* Dense MHA on a GPU: requests are split by all of them, or each by its own lengths; into how many splits, 0:
+    /* Dense MHA: on a GPU requests are split by all of them, or each by its own lengths; into how many splits, 0:
      * as many as take the least time. */
     bool batch_dependent;
     int32_t mha_splits;

@@ -684,14 +684,14 @@ typedef struct fmla_mha_forward_args {
     int32_t causal;        /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
     int32_t lse_empty;     /* FMLA_LSE_EMPTY_… */
     int32_t log_base;      /* FMLA_LOG_… */
-    /* Where tiles of query rows are too few for a GPU, Hopper's kernel cuts their keys into splits, whose results it
-     * joins. 0: a request is split by its own lengths, so that it has the same bits in any batch with the same
-     * max_s_q; with cu_seqlens only if max_s_q is given, and is so small that no request can have more tiles than
-     * there are SMs. 1: by all requests, which is faster for several, and gives the same bits only in the same
-     * batch. */
+    /* Where tiles of query rows are too few for a GPU or for the threads, Hopper's kernel and those of the CPU cut
+     * their keys into splits, whose results they join. 0: a request is split by its own lengths, so that it has the
+     * same bits in any batch with the same max_s_q; on Hopper with cu_seqlens only if max_s_q is given, and is so
+     * small that no request can have more tiles than there are SMs. 1: by all requests, which is faster for several,
+     * and gives the same bits only in the same batch; on the CPU as 0. */
     int32_t batch_dependent;
-    /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. A request of more than 2^24
-     * query rows times splits is not split. */
+    /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. On Hopper a request of more
+     * than 2^24 query rows times splits is not split. */
     int32_t num_splits;
 } fmla_mha_forward_args;
 

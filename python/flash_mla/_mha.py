@@ -52,8 +52,8 @@ def flash_attn_varlen_func(
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.
         lse_empty, log_base, stream: as in `flash_mla_with_kvcache`.
-        batch_invariant: a sequence's results have the same bits in any batch. Where sequences have few tokens a GPU splits their
-            keys; by default, into as many splits as take the least time for the whole batch.
+        batch_invariant: a sequence's results have the same bits in any batch. Where sequences have few tokens their keys are
+            split; on a GPU by default into as many splits as take the least time for the whole batch.
         num_splits: of the keys of every sequence, at most 64; 1: none; 0: as many as take the least time.
 
     Returns:
