@@ -27,7 +27,7 @@ NUMBERS = {
     "unsigned": {ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t},
     "pointer": {ctypes.c_void_p, ctypes.c_char_p},
     "struct": {_structs.Device, _structs.DType},
-    "array": {ctypes.c_int32 * 4},
+    "array": {ctypes.c_int32 * 8},
 }
 
 
