@@ -191,7 +191,7 @@ static inline void check_passed_of_mha(const struct passed *passed, const struct
 }
 
 /* Checks the TMA map of vectors of 64 elements: their heads then tokens, or tokens then heads, then the rest of
- * a row, then requests. Strides of single elements are not used. */
+ * a row, whose last 64 elements overlap where the row is no multiple of them, then requests. Strides of single elements are not used. */
 static inline void check_passed_map(const struct passed *passed, const struct tensor_map *map,
                                     const char *name, bool heads_first)
 {
@@ -199,9 +199,11 @@ static inline void check_passed_map(const struct passed *passed, const struct te
     const struct held *const h = passed_tensor(passed, name);
     const int flat = h->tensor.ndim == 3, token = 1 - flat, head = 2 - flat;
     const int dimension[] = {heads_first ? head : token, heads_first ? token : head};
-    const int64_t sizes[] = {64, h->shape[dimension[0]], h->shape[dimension[1]], h->shape[3 - flat] / 64,
+    const int64_t d = h->shape[3 - flat], rest = d % 64;
+    const int64_t sizes[] = {64, h->shape[dimension[0]], h->shape[dimension[1]], d / 64 + (rest > 0),
                              flat ? 1 : h->shape[0]},
-                  strides[] = {h->strides[dimension[0]], h->strides[dimension[1]], 64, h->strides[0]};
+                  strides[] = {h->strides[dimension[0]], h->strides[dimension[1]], rest ? rest : 64,
+                               h->strides[0]};
     if (!h->tensor.data) return; /* no keys */
     PASSED((const char *)t->base == passed_at(passed, name, 0));
     for (int i = 0; i < 5; i++) PASSED((int64_t)t->sizes[i] == sizes[i]);
