@@ -52,7 +52,5 @@ fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work
     w->bytes = cuda_line_up(sizeof(struct tile_counters));
     const int64_t rows =
         p->bound ? sm90_mha_forward_most_part_rows(p, sms) : sm90_mha_forward_splitting(p, sms).part_rows;
-    const fmla_status status = rows ? cuda_place_parts(p, rows, w->bytes, w) : FMLA_OK;
-    if (rows && !status) cuda_place_cta_group_barriers(w);
-    return status;
+    return rows ? cuda_place_parts(p, rows, w->bytes, w) : FMLA_OK;
 }

@@ -139,7 +139,7 @@ struct dense_decode_sm90_params {
     int32_t request_step, page_step; /* 0 if all requests share the queries, or the cache (a stride of 0) */
     /* Without a plan, if the CTAs share the requests out and join their parts (sm90/latent/scheduler.cuh). */
     uint64_t *cta_group_barriers; /* [b][tiles] */
-    uint64_t ticket;              /* of this launch */
+    uint64_t ticket;                     /* of this launch */
     int32_t workers;              /* of a tile */
     int32_t of_request;           /* workers / b */
 };
@@ -297,7 +297,6 @@ struct mha_forward_sm90_params {
     int32_t cached_keys;              /* of a key head: the number that stays in L2 */
     int32_t cached_keys_of_all;       /* the number of each key head where all stay in L2 */
     struct tile_counters *tile_counters; /* NULL: every CTA has at most one tile */
-    uint64_t *grid_barrier;       /* the CTAs wait for each other and join the splits; NULL: the join's kernel does */
     uint64_t ticket;              /* of this launch */
     /* The keys of a request's tiles are cut into splits: `splits` of them; or if that is 0, as many as have
      * blocks_of_split key blocks each; or if that is 0 too, as many as mha_splits says for the request alone. */
@@ -392,7 +391,7 @@ enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 #define MHA_SM90_ROWS(d_qk)    ((d_qk) <= 96 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk)    ((d_qk) == 256 ? 80 : 128)
 #define MHA_SM90_THREADS(d_qk) (2 * MHA_SM90_ROWS(d_qk) + 128)
-enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4, MHA_JOINED_REQUESTS = 32 /* that a warp looks at together */ };
+enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4 };
 
 /* Parameters of the join, for dense and sparse decode. */
 struct join_params {

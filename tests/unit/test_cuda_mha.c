@@ -103,23 +103,21 @@ static void no_keys(void)
 
 /* ---- Splits ------------------------------------------------------------------------------------ */
 
-/* The fake GPU has 132 SMs, each with a word of the workspace for barriers of CTAs. */
-enum { WORD_PER_SM = 1280 };
+/* The fake GPU has 132 SMs. */
 static const struct split_case {
     int64_t b, s_q, s_k, h_q, h_kv;
     int32_t batch_dependent, num_splits;
     int64_t splits, part_rows; /* 1 and 0: not split */
-    bool in_kernel;            /* all splits run at the same time: the kernel joins them */
 } split_cases[] = {
-    {1, 128, 65536, 16, 16, 0, 0, 8, 8 * 128 * 16, true}, /* 16 tiles: 128 of 132 SMs */
-    {1, 512, 8192, 16, 16, 0, 0, 2, 2 * 512 * 16, true}, /* 64 tiles */
-    {1, 16, 65536, 32, 4, 0, 0, 16, 16 * 16 * 32, true}, /* 4 tiles; 16 is the most of a request by itself */
-    {1, 512, 65536, 32, 4, 0, 0, 1, 0, false},                 /* 128 tiles */
-    {1, 128, 512, 16, 16, 0, 0, 1, 0, false},                  /* 4 blocks */
-    {7, 128, 65536, 16, 16, 0, 0, 8, 7 * 8 * 128 * 16, false}, /* as alone */
-    {1, 512, 65536, 32, 4, 0, 3, 3, 3 * 512 * 32, false},
-    {1, 128, 65536, 16, 16, 0, 1, 1, 0, false},
-    {7, 128, 65536, 16, 16, 1, 0, 1, 0, false}, /* 112 tiles */
+    {1, 128, 65536, 16, 16, 0, 0, 8, 8 * 128 * 16},     /* 16 tiles: 128 of 132 SMs */
+    {1, 512, 8192, 16, 16, 0, 0, 2, 2 * 512 * 16},      /* 64 tiles */
+    {1, 16, 65536, 32, 4, 0, 0, 16, 16 * 16 * 32},      /* 4 tiles; 16 is the most of a request by itself */
+    {1, 512, 65536, 32, 4, 0, 0, 1, 0},                 /* 128 tiles */
+    {1, 128, 512, 16, 16, 0, 0, 1, 0},                  /* 4 blocks */
+    {7, 128, 65536, 16, 16, 0, 0, 8, 7 * 8 * 128 * 16}, /* as alone */
+    {1, 512, 65536, 32, 4, 0, 3, 3, 3 * 512 * 32},
+    {1, 128, 65536, 16, 16, 0, 1, 1, 0},
+    {7, 128, 65536, 16, 16, 1, 0, 1, 0}, /* 112 tiles */
 };
 
 static void splits(void)
@@ -132,25 +130,12 @@ static void splits(void)
                      .h_kv = want->h_kv, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
         mha_forward_make(&c, &layout, gpu_number(0));
         c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
-        const bool split = want->splits > 1, joined = split && !want->in_kernel;
+        const bool split = want->splits > 1;
         RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192%s",
-             joined  ? "_splits|sm90_mha_forward_join_bf16_192"
-             : split ? "_splits"
-                     : "");
-        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launched(joined));
+             split ? "_splits|sm90_mha_forward_join_bf16_192" : "");
+        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launched(split));
         CHECK_ALL({p.splits, want->splits}, {p.part_rows, want->part_rows}, {p.part_out != NULL, split},
-                  {p.grid_barrier != NULL, want->in_kernel},
-                  {(int64_t)c.bytes, 256 + want->part_rows * (4 * D_V + 8) + (split ? WORD_PER_SM : 0)});
-        if (!want->in_kernel) continue;
-        const char *const grid_barrier = (const char *)p.grid_barrier;
-        CHECK(grid_barrier >= (const char *)(p.part_ends + p.part_rows) &&
-                  grid_barrier + WORD_PER_SM == (const char *)c.args.workspace + c.bytes,
-              "%s", "the barrier lies behind the parts");
-        /* Where CTAs cannot wait for each other, the join has a kernel of its own. */
-        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-        fake->once[CALL_cuLaunchKernelEx] = 1;
-        RUNS(mha_forward, &c, "%s", "sm90_mha_forward_bf16_192_splits|sm90_mha_forward_join_bf16_192");
-        CHECK(!PARAMS(mha_forward_sm90_params, launched(1)).grid_barrier, "%s", "no CTA waits");
+                  {(int64_t)c.bytes, 256 + want->part_rows * (4 * D_V + 8)});
     }
 }
 
@@ -164,8 +149,8 @@ static void splits_of_a_batch(void)
     mha_forward_make(&c, &layout, gpu_number(0));
     c.args.batch_dependent = 1;
     struct mha_forward_sm90_params p;
-    RUNS(mha_forward, &c, "%s", "sm90_mha_forward_bf16_192_splits");
-    p = PARAMS(mha_forward_sm90_params, launched(0));
+    RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192_splits|sm90_mha_forward_join_bf16_192");
+    p = PARAMS(mha_forward_sm90_params, launched(1));
     CHECK_ALL({p.splits, 0}, {p.blocks_of_split, 40}, {p.most_splits, 13}, {p.part_rows, 13 * 5 * 3 * 8});
     static const struct {
         int64_t max_s_q;

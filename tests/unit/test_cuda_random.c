@@ -343,20 +343,14 @@ static void judge_prefill(size_t bytes)
     HOLDS(tokens == s_q * h_kv);
 }
 
-/* Tests that there is room for the parts behind the counters, and that the join, or the kernel itself, gets them. */
+/* Tests that there is room for the parts behind the counters, and that the join gets what the kernel gets. */
 static void judge_mha_splits(const struct mha_forward_sm90_params *p, int64_t rows, size_t bytes)
 {
     const int64_t part_rows = p->part_rows, d_v = p->call.d_v;
     const char *const end = workspace + bytes;
-    if (p->grid_barrier) {
-        HOLDS(inside(p->grid_barrier, 1, sizeof *p->grid_barrier, end) && p->ticket && p->call.b <= 32 &&
-              (char *)p->grid_barrier >= (char *)(p->part_ends + part_rows));
-    } else {
-        const struct fake_launch *const join = &fake->launch[1];
-        const struct mha_forward_sm90_params joined = PARAMS(mha_forward_sm90_params, join);
-        HOLDS(!memcmp(&joined, p, sizeof joined) && !strncmp(join->kernel, "sm90_mha_forward_join_", 22));
-        HOLDS(join->config.grid_x >= 1 && join->config.grid_x <= 4 * (unsigned)fake->sms);
-    }
+    const struct fake_launch *const join = &fake->launch[1];
+    const struct mha_forward_sm90_params joined = PARAMS(mha_forward_sm90_params, join);
+    HOLDS(!memcmp(&joined, p, sizeof joined) && !strncmp(join->kernel, "sm90_mha_forward_join_", 22));
     HOLDS(part_rows > 0 && part_rows <= rows * MHA_MOST_SPLITS && p->most_splits >= 2);
     HOLDS((char *)p->part_out == workspace + 256 &&
           inside(p->part_ends, part_rows, sizeof(struct part_end), end) &&
@@ -366,6 +360,7 @@ static void judge_mha_splits(const struct mha_forward_sm90_params *p, int64_t ro
     HOLDS(!wanted || (p->splits == wanted && part_rows == all));
     HOLDS((p->splits == 0) + (p->blocks_of_split == 0) >= 1 && p->sms == fake->sms);
     HOLDS(wanted || *(const int32_t *)option("batch_dependent") == (p->blocks_of_split > 0));
+    HOLDS(join->config.grid_x >= 1 && join->config.grid_x <= 4 * (unsigned)fake->sms);
 }
 
 static void judge_mha(size_t bytes)
@@ -381,7 +376,7 @@ static void judge_mha(size_t bytes)
     }
     const struct fake_launch *const launch = &fake->launch[0];
     const bool splits = !strncmp(launch->kernel, "sm90", 4) && strstr(launch->kernel, "_splits");
-    HOLDS(fake->launches == 1 + (splits && !joins_in_kernel(launch)));
+    HOLDS(fake->launches == 1 + splits);
     const struct mha_forward_params all =
         PARAMS(mha_forward_params, launch); /* with which all others begin */
     check_passed_of_mha(&passed, c, &all, b, h_q, h_kv);

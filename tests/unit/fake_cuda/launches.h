@@ -31,10 +31,9 @@ static inline const struct cu_launch_attribute *attribute_of(const struct fake_l
 static inline bool joins_in_kernel(const struct fake_launch *launch)
 {
     const struct cu_launch_attribute *cooperative = attribute_of(launch, CU_LAUNCH_COOPERATIVE);
-    const bool joins = cooperative && cooperative->value.cooperative == 1,
-               may_join = !strncmp(launch->kernel, "sm90_mha_forward_", 17) && strstr(launch->kernel, "_splits");
-    CHECK(may_join || joins == (strstr(launch->kernel, "_together") != NULL), "%s", launch->kernel);
-    return joins;
+    const bool named = strstr(launch->kernel, "_together") != NULL;
+    CHECK(named == (cooperative && cooperative->value.cooperative == 1), "%s", launch->kernel);
+    return named;
 }
 
 static inline bool divides(struct divisor divisor, int64_t by)

@@ -110,17 +110,6 @@ static void split_by_request(const struct attention_problem *p, int32_t sms, str
     if (s->splits != 1) s->part_rows = times(all_rows(p), s->most_splits);
 }
 
-/* Returns the number of splits of all tiles, of ragged requests an estimate. */
-static int64_t expected_splits(const struct attention_problem *p, int32_t sms, const struct sm90_mha_splitting *s)
-{
-    const int64_t tiles = sm90_mha_forward_tiles(p);
-    if (s->splits || s->blocks_of_split || p->b > 1) return times(tiles, s->most_splits);
-    const int32_t rows = MHA_SM90_ROWS(p->d_qk), group = (int32_t)(p->h_q / p->h_kv),
-                  alone = mha_tiles_alone((int32_t)p->ragged_q.tokens, rows, (int32_t)p->h_kv, group);
-    return times(tiles, splits_of(alone, cuda_ceil_div(p->ragged_k.tokens, MHA_SM90_KEYS(p->d_qk)), sms,
-                                  s->most_splits, false));
-}
-
 struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_problem *p, int32_t sms)
 {
     const struct sm90_mha_splitting none = {.splits = 1, .most_splits = 1};
@@ -136,7 +125,6 @@ struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_prob
     if (!s.part_rows) return none;
     if (!p->mha_splits && sm90_mha_forward_tiles(p) > (INT32_MAX - MOST_BLOCKS) / s.most_splits) return none;
     s.part_rows = least(s.part_rows, MHA_MOST_PART_ROWS);
-    s.joins_in_kernel = p->b <= MHA_JOINED_REQUESTS && expected_splits(p, sms, &s) <= sms;
     return s;
 }
 

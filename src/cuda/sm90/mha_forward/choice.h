@@ -22,11 +22,10 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
 /* Returns an upper bound of the number of tiles for ragged requests of any lengths. */
 int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 
-/* How the keys of tiles are split (mha_forward_sm90_params), and where the parts are joined. */
+/* How the keys of tiles are split (mha_forward_sm90_params). */
 struct sm90_mha_splitting {
     int32_t splits, blocks_of_split, most_splits;
-    int64_t part_rows;    /* upper bound; 0: nothing is split */
-    bool joins_in_kernel; /* there are so few splits that all of them run at the same time, as far as is known */
+    int64_t part_rows; /* upper bound; 0: nothing is split */
 };
 
 /* `sms`: of the device. */

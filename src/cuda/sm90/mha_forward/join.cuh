@@ -11,7 +11,13 @@
 
 namespace mha_forward {
 
-enum { PARTS_AT_ONCE = 8, PARTS_AT_ONCE_IN_KERNEL = 16 /* there are more registers */ };
+enum { PARTS_AT_ONCE = 8 };
+
+/* Adds weight · x; of weight 0 nothing, whatever x is. */
+DEVICE void add_weighted(float &sum, float weight, float x)
+{
+    sum = fmaf(weight, weight == 0.0f ? 0.0f : x, sum);
+}
 
 /* The columns of a lane. */
 template <int D_V> struct Columns;
@@ -20,8 +26,8 @@ template <> struct Columns<128> {
     static DEVICE float4 load(const float *from) { return __ldcg((const float4 *)from); }
     static DEVICE void add(float4 &sum, float weight, const float4 &x)
     {
-        sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
-        sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
+        add_weighted(sum.x, weight, x.x), add_weighted(sum.y, weight, x.y);
+        add_weighted(sum.z, weight, x.z), add_weighted(sum.w, weight, x.w);
     }
     template <typename Element> static DEVICE void store(uint16_t *to, const float4 &x, float factor)
     {
@@ -52,7 +58,7 @@ template <> struct Columns<64> {
     static DEVICE float2 load(const float *from) { return __ldcg((const float2 *)from); }
     static DEVICE void add(float2 &sum, float weight, const float2 &x)
     {
-        sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
+        add_weighted(sum.x, weight, x.x), add_weighted(sum.y, weight, x.y);
     }
     template <typename Element> static DEVICE void store(uint16_t *to, const float2 &x, float factor)
     {
@@ -66,17 +72,8 @@ struct PartWeights {
     float weight[2];
     float max, sum; /* of the whole row */
 
-    DEVICE PartWeights(const part_end *ends, int64_t step, int count)
+    DEVICE PartWeights(const part_end (&end)[2])
     {
-        const int lane = (int)threadIdx.x % 32;
-        part_end end[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            end[i] = {-INFINITY, 0.0f};
-            if (lane + 32 * i < count) {
-                end[i] = load_fresh_part_end(ends + (lane + 32 * i) * step);
-            }
-        }
         max = parts_reference(warp_max(fmaxf(end[0].max, end[1].max)));
 #pragma unroll
         for (int i = 0; i < 2; i++) weight[i] = end[i].sum == 0.0f ? 0.0f : part_weight(end[i], max);
@@ -89,68 +86,80 @@ struct PartWeights {
     }
 };
 
-template <typename Element, int D_V, int PARTS_AT_ONCE>
-DEVICE void join_row(const mha_forward_sm90_params &p, const TileRows &tile, const TilePart &part, int row)
-{
+/* A warp's join of a row: the constructor loads ends and the first parts, `finish` adds them and what follows. No part is
+ * behind a branch: weights past the last part are 0. */
+template <typename Element, int D_V> struct RowJoin {
     using Lane = Columns<D_V>;
     using Vector = typename Lane::Vector;
-    const int lane = (int)threadIdx.x % 32, first_column = D_V / 32 * lane;
-    const int64_t at = part.row + row, step = part.step;
-    const float *from = p.part_out + at * D_V + first_column;
-    Vector sum = {}, x[PARTS_AT_ONCE];
-    const auto load = [&](int begin) {
+
+    const mha_forward_sm90_params &p;
+    const int splits;
+    const int64_t step;
+    const float *from; /* the lane's columns of the first part */
+    part_end end[2];
+    Vector x[PARTS_AT_ONCE];
+
+    DEVICE static int first_column() { return D_V / 32 * ((int)threadIdx.x % 32); }
+
+    DEVICE RowJoin(const mha_forward_sm90_params &params, const TilePart &part, int row)
+        : p(params), splits(part.splits), step(part.step)
+    {
+        const int64_t at = part.row + row;
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++)
-            if (begin + i < part.splits) x[i] = Lane::load(from + (begin + i) * step * D_V);
-    };
-    load(0); /* the values do not wait for the weights */
-    const PartWeights weights(p.part_ends + at, step, part.splits);
-#pragma unroll 1
-    for (int begin = 0; begin < part.splits; begin += PARTS_AT_ONCE) {
-        if (begin) load(begin);
-#pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++) {
-            const float weight = weights.of_part(min(begin + i, part.splits - 1));
-            if (begin + i < part.splits && weight != 0.0f) Lane::add(sum, weight, x[i]);
+        for (int i = 0; i < 2; i++) {
+            const int of_lane = (int)threadIdx.x % 32 + 32 * i;
+            end[i] = {-INFINITY, 0.0f};
+            if (of_lane < splits) end[i] = load_fresh_part_end(p.part_ends + at + of_lane * step);
         }
+        from = p.part_out + at * D_V + first_column();
+        load(0);
     }
-    const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
-    const struct output_params &output = p.call.output;
-    Lane::template store<Element>(output.out + out_offset(output, tile.request, coord) + first_column, sum,
-                                  weights.sum == 0.0f ? 0.0f : 1.0f / weights.sum);
-    if (lane == 0) store_lse(output, tile.request, coord, score_lse(weights.max, weights.sum));
-}
 
-/* Shared memory of a warp of join_all. */
-static constexpr int JOIN_MEMORY =
-    RequestWindow<128, 128, Numbers::SPLIT_TILES>::BYTES + (int)sizeof(WorkTile); /* of any size */
+    DEVICE void load(int begin)
+    {
+#pragma unroll
+        for (int i = 0; i < PARTS_AT_ONCE; i++) x[i] = Lane::load(from + min(begin + i, splits - 1) * step * D_V);
+    }
 
-/* Joins the rows of all split tiles: warp `warp` of `warps` of a CTA. Rows are numbered by tile; a tile has tile_rows of
- * them. */
-template <typename Element, int D_QK, int D_V>
-DEVICE void join_all(const mha_forward_sm90_params &p, uint32_t memory, int warps, int warp)
+    DEVICE void finish(const TileRows &tile, int row)
+    {
+        const PartWeights weights(end);
+        Vector sum = {};
+#pragma unroll 1
+        for (int begin = 0; begin < splits; begin += PARTS_AT_ONCE) {
+            if (begin) load(begin);
+#pragma unroll
+            for (int i = 0; i < PARTS_AT_ONCE; i++) {
+                const float weight = weights.of_part(min(begin + i, splits - 1));
+                Lane::add(sum, begin + i < splits ? weight : 0.0f, x[i]);
+            }
+        }
+        const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
+        const struct output_params &output = p.call.output;
+        Lane::template store<Element>(output.out + out_offset(output, tile.request, coord) + first_column(), sum,
+                                      weights.sum == 0.0f ? 0.0f : reciprocal_approx(weights.sum));
+        if (threadIdx.x % 32 == 0)
+            store_lse(output, tile.request, coord, score_lse(weights.max, weights.sum));
+    }
+};
+
+/* Rows are numbered by tile; a tile has tile_rows of them. */
+template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forward_sm90_params &p)
 {
     using Window = RequestWindow<MHA_SM90_ROWS(D_QK), MHA_SM90_KEYS(D_QK), Numbers::SPLIT_TILES>;
-    static_assert(Window::BYTES + sizeof(WorkTile) == JOIN_MEMORY && JOIN_MEMORY % 16 == 0, "");
-    const uint32_t tile = memory + Window::BYTES;
-    Window requests(p, memory);
-    wait_for_kernels_before();
-    for (int64_t i = (int64_t)blockIdx.x * warps + warp;; i += (int64_t)gridDim.x * warps) {
+    __shared__ __align__(16) unsigned char windows[MHA_JOIN_WARPS][Window::BYTES + sizeof(WorkTile)];
+    const int warp = (int)threadIdx.x / 32;
+    const uint32_t window = (uint32_t)__cvta_generic_to_shared(windows[warp]), tile = window + Window::BYTES;
+    Window requests(p, window);
+    for (int64_t i = blockIdx.x * MHA_JOIN_WARPS + warp;; i += gridDim.x * MHA_JOIN_WARPS) {
         const int number = (int)(i / p.tile_rows), row = (int)(i - (int64_t)number * p.tile_rows);
         __syncwarp();
         if (requests.find(number, tile) < 0) return;
         __syncwarp();
         const TileRows rows = load_tile_rows(tile);
-        if (row < rows.rows) join_row<Element, D_V, PARTS_AT_ONCE>(p, rows, load_tile_part(tile), row);
+        wait_for_kernels_before();
+        if (row < rows.rows) RowJoin<Element, D_V>(p, load_tile_part(tile), row).finish(rows, row);
     }
-}
-
-/* The join as a kernel. */
-template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forward_sm90_params &p)
-{
-    __shared__ __align__(16) unsigned char memory[MHA_JOIN_WARPS][JOIN_MEMORY];
-    const int warp = (int)threadIdx.x / 32;
-    join_all<Element, D_QK, D_V>(p, (uint32_t)__cvta_generic_to_shared(memory[warp]), MHA_JOIN_WARPS, warp);
 }
 
 } // namespace mha_forward

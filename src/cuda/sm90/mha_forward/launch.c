@@ -49,8 +49,6 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         char *const workspace = p->workspace;
         params.part_out = (float *)(void *)(workspace + w->split.part_out_offset);
         params.part_ends = (struct part_end *)(void *)(workspace + w->split.part_ends_offset);
-        if (splitting.joins_in_kernel && !w->ctas_must_not_wait)
-            params.grid_barrier = cuda_cta_group_barriers(p, w);
     }
     const struct tensor_view q = sm90_mha_forward_q_view(p),
                              k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),
@@ -62,11 +60,10 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     const struct cuda_launch launch = {
         .kernel = kernel_of(p, splitting.part_rows ? CUDA_SM90_MHA_FORWARD_SPLITS : CUDA_SM90_MHA_FORWARD),
         .blocks = tiles < sms ? tiles : sms,
-        .flags = params.grid_barrier ? LAUNCH_COOPERATIVE : 0,
         .stream = p->stream,
     };
     status = cuda_launch(op, scope, &launch, (void *[]){&params});
-    if (status || !splitting.part_rows || params.grid_barrier) return status;
+    if (status || !splitting.part_rows ) return status;
     const int64_t rows = sm90_mha_forward_tiles(p) * params.tile_rows,
                   wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS), most = JOIN_BLOCKS_PER_SM * sms;
     const struct cuda_launch join = {

@@ -41,7 +41,7 @@ struct TileRows {
 struct TileKeys {
     int keys;      /* of the request */
     int visible;   /* keys visible to the tile's first token; may be below 0 */
-    int blocks;    /* key blocks visible to some row; 0: none, and no more tiles; < 0: no tile */
+    int blocks;    /* key blocks visible to some row; < 0: no more tiles */
     int first_key; /* the request's first key among all keys */
 };
 struct TilePart {

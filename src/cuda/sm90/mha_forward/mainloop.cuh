@@ -31,16 +31,13 @@
  */
 #pragma once
 
-#include "../../device/cta_group_barrier.cuh"
 #include "epilogue.cuh"
-#include "join.cuh"
 #include "producer.cuh"
 
 namespace mha_forward {
 
-/* Named barriers: one for all consumers, one for these and the warp that waits for other CTAs, then one per consumer
- * for its place in the order of wgmma. */
-enum { ALL_CONSUMERS = 1, JOINERS, FIRST_ORDER };
+/* Named barriers: one for all consumers, then one per consumer for its place in the order of wgmma. */
+enum { ALL_CONSUMERS = 1, FIRST_ORDER };
 
 template <typename Element, typename Layout> struct Consumer {
     static constexpr int D_V = Layout::D_V, KEYS = Layout::KEYS, QK_STEPS = Layout::D_QK / 16,
@@ -399,53 +396,11 @@ template <typename Element, typename Layout> struct Consumer {
     }
 };
 
-/* The warp that does not load: initializes the barriers while another one finds the first tile; after the mainloop it waits
- * for the parts of all CTAs. */
-template <typename Layout>
-DEVICE void start_and_wait_for_parts(const mha_forward_sm90_params &p, const Layout &l)
-{
-    constexpr int THREADS = Layout::CONSUMERS * WARPGROUP_THREADS + 32;
-    if (elect_one()) l.init_barriers();
-    __syncwarp();
-    __syncthreads();
-    if constexpr (Layout::SPLITS) {
-        let_next_kernel_start(); /* the join's kernel waits for the parts by itself */
-        if (!p.grid_barrier) return;
-        if (elect_one()) cta_group_barrier_begin(p.grid_barrier, p.ticket);
-        barrier_sync(JOINERS, THREADS);
-        if (elect_one()) cta_group_barrier_arrive_and_wait(p.grid_barrier, gridDim.x);
-        __syncwarp();
-        barrier_sync(JOINERS, THREADS);
-    }
-}
-
-/* Joins parts after all CTAs have written theirs: if each has one tile, its share of the tile's rows, else rows of any
- * tiles. */
-template <typename Element, typename Layout>
-DEVICE void join_parts(const mha_forward_sm90_params &p, const Layout &l)
-{
-    constexpr int WARPS = 4 * Layout::CONSUMERS, THREADS = 32 * WARPS + 32;
-    using Window = RequestWindow<Layout::ROWS, Layout::KEYS, Numbers::SPLITS>;
-    barrier_sync(JOINERS, THREADS);
-    barrier_sync(JOINERS, THREADS);
-    const int warp = (int)fresh_thread() / 32 - 4;
-    if ((int)load_shared_4(l.smem + Layout::WINDOW_AT + Window::END_AT) > (int)gridDim.x) {
-        join_all<Element, Layout::D_QK, Layout::D_V>(p, l.k(0) + (uint32_t)(warp * JOIN_MEMORY), WARPS, warp);
-        return;
-    }
-    const TileRows tile = load_tile_rows(l.tile(0));
-    TilePart part = load_tile_part(l.tile(0));
-    if (load_tile_keys(l.tile(0)).blocks < 0 || part.row < 0) return;
-    part.row -= part.split * part.step;
-    const int end = mha_div(tile.rows * (part.split + 1), part.splits);
-    for (int row = mha_div(tile.rows * part.split, part.splits) + warp; row < end; row += WARPS)
-        join_row<Element, Layout::D_V, PARTS_AT_ONCE_IN_KERNEL>(p, tile, part, row);
-}
-
 template <typename Element, typename Layout> DEVICE void kernel(const mha_forward_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
+    if constexpr (Layout::SPLITS) let_next_kernel_start(); /* the join waits for the parts by itself */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();
@@ -453,15 +408,17 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
         case 0: TileProducer<Layout>{p, l}.run(); break;
         case 1: QueryKeyProducer<Layout>{p, l}.run(); break;
         case 2: ValueProducer<Layout>{p, l}.run(); break;
-        case 3: start_and_wait_for_parts(p, l); break;
+        case 3: /* initializes the barriers, while warp 0 looks at the requests */
+            if (elect_one()) l.init_barriers();
+            __syncwarp();
+            __syncthreads();
+            break;
         }
     } else {
         take_registers<Layout::CONSUMER_REGISTERS>();
         __syncthreads();
         const int group = warpgroup - 1;
         Consumer<Element, Layout>{p, l, group, fast_divide(64 * group + 63, p.heads_divisor)}.run();
-        if constexpr (Layout::SPLITS)
-            if (p.grid_barrier) join_parts<Element>(p, l);
     }
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include "join.cuh"
 #include "mainloop.cuh"
 
 /* Element, d_qk, d_v, whether the keys of some tiles are split. */

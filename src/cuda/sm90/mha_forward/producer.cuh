@@ -63,7 +63,6 @@ template <typename Layout> struct TileProducer {
         static_assert(Window::BYTES <= Layout::WINDOW_BYTES, "the window fits");
         Window requests(p, l.smem + Layout::WINDOW_AT);
         const TileScheduler scheduler = {p};
-        /* Each CTA has at most one tile, which stays in its stage for the join. */
         const bool one_each = requests.all_have_one_tile();
         if (elect_one() && !one_each) scheduler.begin();
         __syncthreads();
@@ -74,13 +73,13 @@ template <typename Layout> struct TileProducer {
             mbarrier_wait(l.barrier(Layout::TILE_EMPTY, stage), published / TILE_STAGES % 2 ^ 1);
             const int blocks = requests.find(i, l.tile(stage));
             __syncwarp();
-            if (!blocks) write_empty(l.tile(stage));
-            if (blocks || one_each) {
-                __syncwarp();
+            if (blocks) {
                 if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_FULL, stage));
-                if (blocks <= 0) break;
+                if (blocks < 0) break;
                 mbarrier_wait(l.barrier(Layout::NEXT_WANTED, 0), published % 2);
                 published++;
+            } else {
+                write_empty(l.tile(stage));
             }
             int next = one_each ? INT_MAX : 0;
             if (elect_one() && !one_each) next = scheduler.next(i);
@@ -108,7 +107,7 @@ template <typename Layout> struct QueryKeyProducer {
             const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
             const int token = rows.token, request = (int)rows.request, head = rows.head,
                       key_head = head / p.call.group, blocks = keys.blocks;
-            if (blocks <= 0) return;
+            if (blocks < 0) return;
             if (elect_one())
 #pragma unroll
                 for (int i = 0; i < Layout::QK_TILES; i++) tma_prefetch(&p.q, {0, head, token, i, request});
@@ -148,7 +147,7 @@ template <typename Layout> struct ValueProducer {
             const TileRows rows = load_tile_rows(l.tile(tile_stage.index));
             const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
             const int request = (int)rows.request, key_head = rows.head / p.call.group, blocks = keys.blocks;
-            if (blocks <= 0) return;
+            if (blocks < 0) return;
             for (int n = blocks - 1; n >= 0; n--) {
                 const int key = keys.first_key + n * Layout::KEYS;
                 fill_stage(l, Layout::V_FULL, Layout::V_EMPTY, v_stage, Layout::V_BYTES,

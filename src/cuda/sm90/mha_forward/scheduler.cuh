@@ -43,7 +43,6 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         FIRST_TILES_AT = 32 * 16,
         SPLITS_AT = FIRST_TILES_AT + 32 * 4, /* what follows only with splits */
         PART_ROWS_AT = SPLITS_AT + 32 * 8,   /* rows of parts before the window's end */
-        END_AT = PART_ROWS_AT + 4,           /* `end` of the first window */
         BYTES = HAS_SPLITS ? PART_ROWS_AT + 16 : SPLITS_AT
     };
 
@@ -57,7 +56,6 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
     {
         if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
         fill();
-        if constexpr (HAS_SPLITS) store_shared_4(window + END_AT, (uint32_t)end);
     }
 
     /* Fills the window. A start is clamped to at least the starts before it and at most the number of
@@ -123,7 +121,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
     }
 
     /* Returns whether no CTA has a second tile. Of many requests it is not known. */
-    DEVICE bool all_have_one_tile() const { return p.call.b <= MHA_JOINED_REQUESTS && end <= (int)gridDim.x; }
+    DEVICE bool all_have_one_tile() const { return p.call.b <= 32 && end <= (int)gridDim.x; }
 
     /* Returns a split's share of the key blocks of a tile. The first splits have at most one block more than the
      * others. */
