@@ -221,7 +221,8 @@ static void refused(void)
     REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
     REFUSED_TO("cuda-sm80", "out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
     REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    REFUSED("v", "takes d_qk/d_v of 256/256, 192/128, 128/128, 96/64 and 64/64", c.v.shape[3] = c.out.shape[3] = 64);
+    REFUSED("v", "takes d_qk/d_v of 256/256, 192/128, 128/128, 96/64 and 64/64",
+            c.v.shape[3] = c.out.shape[3] = 64);
 }
 
 /* ---- The portable kernel with tensor cores ------------------------------------------------------- */

@@ -185,7 +185,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
         const int tokens = (int)request.y, keys = (int)request.w;
         const int of_request = tiles_of_head(tokens);
-        int split = 0, splits = 1, part_row = -1; /* of all of the request's parts: the first row of the split */
+        int split = 0, splits = 1,
+            part_row = -1; /* of all of the request's parts: the first row of the split */
         if constexpr (HAS_SPLITS) {
             const uint2 words = load_shared_8(window + SPLITS_AT + (uint32_t)at * 8);
             splits = (int)words.x;
@@ -195,9 +196,9 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
                 part_row = (int)words.y + split * tokens * p.call.h_q;
             }
         }
-        const Tile of = splits > 1                        ? tile_of_key_head(within, of_request)
+        const Tile of = splits > 1                     ? tile_of_key_head(within, of_request)
                         : keys <= p.cached_keys_of_all ? tile_of_all_heads(within)
-                                                        : tile_of_sets(within, of_request, keys);
+                                                       : tile_of_sets(within, of_request, keys);
         const int order = of.order, head = of.unit * p.heads_of_tile;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
         const int rows = min(tokens - first_token, p.tile_tokens) * p.heads_of_tile;
