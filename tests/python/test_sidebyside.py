@@ -85,6 +85,13 @@ def test_rows_and_their_peers(script):
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
         "mha_chunk": {("mha_chunk", ("fa3_splits",)): 56},
         "mha_short": {("mha_short", ("fa3", "fa4")): 12},
+        "mha_256": {
+            ("mha_fwd", ("fa3", "fa4", "cudnn")): 7,
+            ("mha_varlen", ("fa3",)): 1,
+            ("mha_chunk", ("fa3_splits",)): 16,
+            ("mha_short", ("fa3", "fa4")): 2,
+        },
+        "mha_256_bwd": {("mha_bwd", ("fa4", "cudnn")): 7},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
         "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
         "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
