@@ -16,8 +16,8 @@ enum {
     MHA_MOST_PART_ROWS = 1 << 30,
     MHA_WAVES_OF_SPLITS = 2, /* splits that a request has at most, over the SMs */
     MHA_WAVES_OF_PARTS = 8,  /* the same of all requests that are split by the batch */
-    MHA_LEAST_BLOCKS = 4,    /* of a split; but where all tiles of the batch are known, of up to so many splits 1: */
-    MHA_SHORT_SPLITS = 16,
+    MHA_LEAST_BLOCKS = 4,    /* of a split */
+    MHA_SHORT_SPLITS = 16,   /* by the batch up to so many splits may have a block each */
     MHA_BLOCKS_OF_FILL = 4,  /* the time of a split beside its blocks: the first loads, the epilogue */
     MHA_BLOCKS_OF_JOIN = 5   /* the time of the join */
 };
@@ -61,7 +61,7 @@ PLAN_FN int32_t mha_splits(int32_t tiles, int32_t blocks, int32_t sms, int32_t m
 {
     if (tiles > MHA_WAVES_OF_SPLITS * sms) return 1;
     int32_t best = 1, least = mha_ceil_div(tiles, sms) * (blocks + MHA_BLOCKS_OF_FILL);
-    const int32_t brief = !of_batch ? 0 : blocks < MHA_SHORT_SPLITS ? blocks : MHA_SHORT_SPLITS,
+    const int32_t few = blocks < MHA_SHORT_SPLITS ? blocks : MHA_SHORT_SPLITS, brief = of_batch ? few : 0,
                   usual = blocks / MHA_LEAST_BLOCKS, sensible = brief > usual ? brief : usual;
     if (sensible < most) most = sensible;
     for (int32_t waves = 1; waves <= MHA_WAVES_OF_SPLITS; waves++) {

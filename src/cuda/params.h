@@ -139,7 +139,7 @@ struct dense_decode_sm90_params {
     int32_t request_step, page_step; /* 0 if all requests share the queries, or the cache (a stride of 0) */
     /* Without a plan, if the CTAs share the requests out and join their parts (sm90/latent/scheduler.cuh). */
     uint64_t *cta_group_barriers; /* [b][tiles] */
-    uint64_t ticket;                     /* of this launch */
+    uint64_t ticket;              /* of this launch */
     int32_t workers;              /* of a tile */
     int32_t of_request;           /* workers / b */
 };
@@ -293,11 +293,11 @@ struct mha_forward_sm90_params {
     int32_t heads_of_tile;          /* that share a key head: 1, or all of them if requests have few tokens */
     int32_t tile_tokens, tile_rows; /* tile_rows: tile_tokens · heads_of_tile */
     struct divisor heads_divisor, tokens_divisor, units_divisor; /* heads_of_tile, tile_tokens, units */
-    int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
-    int32_t cached_keys;              /* of a key head: the number that stays in L2 */
-    int32_t cached_keys_of_all;       /* the number of each key head where all stay in L2 */
+    int32_t units, units_of_key_head;    /* h_q / heads_of_tile; group / heads_of_tile */
+    int32_t cached_keys;                 /* of a key head: the number that stays in L2 */
+    int32_t cached_keys_of_all;          /* the number of each key head where all stay in L2 */
     struct tile_counters *tile_counters; /* NULL: every CTA has at most one tile */
-    uint64_t ticket;              /* of this launch */
+    uint64_t ticket;                     /* of this launch */
     /* The keys of a request's tiles are cut into splits: `splits` of them; or if that is 0, as many as have
      * blocks_of_split key blocks each; or if that is 0 too, as many as mha_splits says for the request alone. */
     int32_t splits, blocks_of_split;

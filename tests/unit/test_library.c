@@ -75,8 +75,9 @@ static void test_capabilities(void)
         /* Attention kernels other than the oracle take latents of 512 and 576 with values of 512; those of
          * MHA the sizes of head_sizes.h. Plans, merge and operations of caches alone take any. */
         static const int32_t any[2][8], latent[2][8] = {{512, 576}, {512}};
-        static int32_t heads[2][8];
-        memcpy(heads[0], head_d_qk, sizeof head_d_qk), memcpy(heads[1], head_d_v, sizeof head_d_v);
+        static int32_t all[2][8];
+        memcpy(all[0], head_d_qk, sizeof head_d_qk), memcpy(all[1], head_d_v, sizeof head_d_v);
+        const int32_t(*const heads)[8] = (const int32_t(*)[8])all;
         const bool plan = described_is_plan(operation), mha = operation_is_mha(operation),
                    dense = operation == OP_DENSE_DECODE, attention = described_member(operation, "workspace"),
                    named = described_kind(operation, MEMBER_FORMAT) && !operation_is_of_caches(operation),

@@ -104,8 +104,8 @@ static void split_by_request(const struct attention_problem *p, int32_t sms, str
     const int32_t tiles =
         mha_tiles_alone((int32_t)tokens, (int32_t)rows, (int32_t)p->h_kv, (int32_t)(p->h_q / p->h_kv));
     if (tiles > sms) return;
-    s->splits =
-        p->ragged_q.starts ? 0 /* the kernel's choice */ : splits_of(tiles, blocks, sms, s->most_splits, false);
+    s->splits = p->ragged_q.starts ? 0 /* the kernel's choice */
+                                   : splits_of(tiles, blocks, sms, s->most_splits, false);
     if (s->splits) s->most_splits = s->splits;
     if (s->splits != 1) s->part_rows = times(all_rows(p), s->most_splits);
 }

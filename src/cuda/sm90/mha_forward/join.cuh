@@ -118,7 +118,8 @@ template <typename Element, int D_V> struct RowJoin {
     DEVICE void load(int begin)
     {
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++) x[i] = Lane::load(from + min(begin + i, splits - 1) * step * D_V);
+        for (int i = 0; i < PARTS_AT_ONCE; i++)
+            x[i] = Lane::load(from + min(begin + i, splits - 1) * step * D_V);
     }
 
     DEVICE void finish(const TileRows &tile, int row)
@@ -136,8 +137,8 @@ template <typename Element, int D_V> struct RowJoin {
         }
         const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
         const struct output_params &output = p.call.output;
-        Lane::template store<Element>(output.out + out_offset(output, tile.request, coord) + first_column(), sum,
-                                      weights.sum == 0.0f ? 0.0f : reciprocal_approx(weights.sum));
+        Lane::template store<Element>(output.out + out_offset(output, tile.request, coord) + first_column(),
+                                      sum, weights.sum == 0.0f ? 0.0f : reciprocal_approx(weights.sum));
         if (threadIdx.x % 32 == 0)
             store_lse(output, tile.request, coord, score_lse(weights.max, weights.sum));
     }

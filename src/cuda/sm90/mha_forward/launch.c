@@ -63,7 +63,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .stream = p->stream,
     };
     status = cuda_launch(op, scope, &launch, (void *[]){&params});
-    if (status || !splitting.part_rows ) return status;
+    if (status || !splitting.part_rows) return status;
     const int64_t rows = sm90_mha_forward_tiles(p) * params.tile_rows,
                   wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS), most = JOIN_BLOCKS_PER_SM * sms;
     const struct cuda_launch join = {

@@ -81,7 +81,9 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int KV_STAGES = D_QK == 64 ? 4 : D_QK == 96 ? 3 : 2,
+    static constexpr int KV_STAGES = D_QK == 64   ? 4
+                                     : D_QK == 96 ? 3
+                                                  : 2,
                          Q_STAGES = D_QK == 64 || D_QK == 128 ? 2 : 1;
     /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
      * registers. */
@@ -89,16 +91,21 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
     static constexpr bool TESTS_EARLY = D_V == 64;
-    static constexpr bool STAGES_OUT = D_V != 256; /* out is written through shared memory */
+    static constexpr bool STAGES_OUT = D_V != 256;  /* out is written through shared memory */
     static constexpr bool IS_ORDERED = D_QK != 128; /* at 128 the order of wgmma costs more than it gains */
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : D_V == 256 ? 40 : 56,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : D_V == 256 ? 232 : 224;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32
+                                              : D_V == 256   ? 40
+                                                             : 56,
+                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160
+                                              : D_V == 256   ? 232
+                                                             : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
 
     static constexpr int QK_TILES = (D_QK + 63) / 64, V_TILES = D_V / 64;
-    static constexpr int OVERLAP = QK_TILES * 64 - D_QK; /* columns of the last tile that the one before has */
+    static constexpr int OVERLAP =
+        QK_TILES * 64 - D_QK; /* columns of the last tile that the one before has */
     static constexpr uint32_t Q_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t Q_BYTES = QK_TILES * Q_TILE, K_BYTES = QK_TILES * KEY_TILE,
                               V_BYTES = V_TILES * KEY_TILE;
