@@ -139,12 +139,13 @@ int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32
     return least(wanted, MHA_MOST_PART_ROWS);
 }
 
-/* Tiles of 64 columns; of 96 two that overlap. */
+/* Returns the tiles of 64 columns that hold `d` columns; 96 are in two that overlap. */
 static int64_t column_tiles(int64_t d)
 {
     return cuda_ceil_div(d, GROUP);
 }
 
+/* Returns the columns from one tile to the next. */
 static int64_t column_step(int64_t d)
 {
     return d % GROUP ? d - GROUP : GROUP;

@@ -93,7 +93,7 @@ template <typename Layout> struct QueryKeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
-    /* Q has a single stage at wide heads; the prefetch brings it into L2 before the stage is free. */
+    /* Q may have a single stage; the prefetch brings it into L2 before the stage is free. */
     DEVICE void run()
     {
         if (elect_one()) tma_prefetch_map(&p.k), tma_prefetch_map(&p.q);

@@ -120,7 +120,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         return fast_divide(tokens + p.tile_tokens - 1, p.tokens_divisor);
     }
 
-    /* Returns whether no CTA has a second tile. Of many requests it is not known. */
+    /* Returns whether no CTA has a second tile; false also if there are more requests than a window has. */
     DEVICE bool all_have_one_tile() const { return p.call.b <= 32 && end <= (int)gridDim.x; }
 
     /* Returns a split's share of the key blocks of a tile. The first splits have at most one block more than the
@@ -154,7 +154,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         return {order, first_head * p.units_of_key_head + in_set - order * units};
     }
 
-    /* The same where splits of all tiles run at the same time: those that read the same keys are neighbours. */
+    /* The same where splits of all tiles run at the same time: those that read the same keys are neighbours. A request
+     * that is split has few tiles, so mha_div is exact. */
     DEVICE Tile tile_of_key_head(int within, int of_request) const
     {
         const int of_head = of_request * p.units_of_key_head, key_head = mha_div(within, of_head),
