@@ -92,7 +92,7 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
      * compared with such a wait. */
     static constexpr bool TESTS_EARLY = D_V == 64;
     static constexpr bool STAGES_OUT = D_V != 256;  /* out is written through shared memory */
-    static constexpr bool IS_ORDERED = D_QK != 128; /* at 128 the order of wgmma costs more than it gains */
+    static constexpr bool IS_ORDERED = D_QK != 128 || SPLITS; /* full waves at 128/128 are faster without order */
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32
                                               : D_V == 256   ? 40
                                                              : 56,
