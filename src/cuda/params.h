@@ -381,10 +381,13 @@ struct mha_backward_sm80_params {
     uint32_t *added; /* [h_q][row_tiles][tiles of a row tile]: key blocks that have added */
 };
 
-/* Hopper's gradients, by d_qk: rows of a tile, keys of a block, threads of a CTA. */
-#define MHA_BACKWARD_SM90_ROWS(d_qk)    64
-#define MHA_BACKWARD_SM90_KEYS(d_qk)    128
-#define MHA_BACKWARD_SM90_THREADS(d_qk) ((d_qk) == 64 ? 512 : 384)
+/* Hopper's gradients, by d_qk: rows of a tile, keys of a block, CTAs that share it, parts of a tile's dQ, threads of
+ * a CTA. */
+#define MHA_BACKWARD_SM90_ROWS(d_qk)     64
+#define MHA_BACKWARD_SM90_KEYS(d_qk)     128
+#define MHA_BACKWARD_SM90_CTAS(d_qk)     ((d_qk) == 256 ? 2 : 1)
+#define MHA_BACKWARD_SM90_DQ_PARTS(d_qk) ((d_qk) == 256 ? 4 : 2)
+#define MHA_BACKWARD_SM90_THREADS(d_qk)  ((d_qk) == 64 ? 512 : 384)
 enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */

@@ -7,13 +7,12 @@ enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
-    (void)p; /* all head sizes have the same tiles today, so the macros do not read theirs */
     return (struct backward_tiles){MHA_BACKWARD_SM90_ROWS(p->d_qk), MHA_BACKWARD_SM90_KEYS(p->d_qk),
-                                   MHA_BACKWARD_CONSUMERS};
+                                   MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk)};
 }
 
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,
-                                          bool of_keys, int64_t d, int32_t columns)
+                                          bool of_keys, int64_t d, int32_t columns, int32_t box_columns)
 {
     const int64_t ragged = of_keys ? p->ragged_k.tokens : p->ragged_q.tokens,
                   each = of_keys ? p->s_k : p->s_q;
@@ -23,8 +22,10 @@ struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, cons
         .element = p->element,
         .size = {columns, tokens, of_keys ? p->h_kv : p->h_q, d / columns, p->is_ragged ? 1 : p->b},
         .stride = {1, view->token, view->head, columns, view->request},
-        .box = {columns, of_keys ? MHA_BACKWARD_SM90_KEYS(p->d_qk) : MHA_BACKWARD_SM90_ROWS(p->d_qk), 1,
-                (int32_t)(d / columns), 1},
+        .box = {columns,
+                of_keys ? MHA_BACKWARD_SM90_KEYS(p->d_qk) / MHA_BACKWARD_SM90_CTAS(p->d_qk)
+                        : MHA_BACKWARD_SM90_ROWS(p->d_qk),
+                1, box_columns / columns, 1},
     };
 }
 
@@ -40,8 +41,8 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
                    {"dk", &p->dk, true, false},    {"dv", &p->dv, true, false}};
     const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
     *argument = "v";
-    if (p->d_v != mha_values_of(p->d_qk) || p->d_qk == 96 || p->d_qk == 256)
-        return "takes d_qk/d_v of 192/128, 128/128 and 64/64";
+    if (p->d_v != mha_values_of(p->d_qk) || p->d_qk == 96)
+        return "takes d_qk/d_v of 256/256, 192/128, 128/128 and 64/64";
     *argument = "q";
     if (backward_row_tiles(p, tiles) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";
@@ -57,7 +58,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
                 return "takes a tensor whose base and strides are multiples of 16 bytes";
             continue;
         }
-        const struct tensor_view view = sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64);
+        const struct tensor_view view = sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64, (int32_t)d);
         if (!tensor_view_possible(&view))
             return "takes a tensor whose base and strides are multiples of 16 bytes, strides of 16 to below "
                    "2^40";

@@ -15,9 +15,9 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p);
 
-/* Returns the TMA view of a tensor: a box is a tile of rows, or a block of keys if `of_keys`, by all d
+/* Returns the TMA view of a tensor: a box is a tile of rows, or a CTA's keys if `of_keys`, by box_columns of the d
  * columns of a head, in lines of `columns`. */
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,
-                                          bool of_keys, int64_t d, int32_t columns);
+                                          bool of_keys, int64_t d, int32_t columns, int32_t box_columns);
 
 #endif

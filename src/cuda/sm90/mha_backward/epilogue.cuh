@@ -33,18 +33,18 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
         }
 }
 
-/* Writes dK and dV of a consumer's keys, from key `first` of the work tile on. */
-template <typename Element, int D_QK, int D_V>
-DEVICE void store_gradients(const mha_backward_params &call, const WorkKeys &work, int first,
-                            const float (&dk)[D_QK], const float (&dv)[D_V])
+/* Writes dK and dV of a consumer's keys, from key `first` of the work tile and from column `column` on. */
+template <typename Element, int N_K, int N_V>
+DEVICE void store_gradients(const mha_backward_params &call, const WorkKeys &work, int first, int column,
+                            const float (&dk)[N_K], const float (&dv)[N_V])
 {
     const int64_t key = (int64_t)(uint32_t)work.key + first; /* of an unsigned word, for shorter code */
     const int left = work.keys - first;
     store_rows<Element>(call.dv.data + work.request * call.dv.request + key * call.dv.token +
-                            work.head * call.dv.head,
+                            work.head * call.dv.head + column,
                         call.dv.token, left, 1.0f / P_SCALE, dv);
     store_rows<Element>(call.dk.data + work.request * call.dk.request + key * call.dk.token +
-                            work.head * call.dk.head,
+                            work.head * call.dk.head + column,
                         call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
 }
 

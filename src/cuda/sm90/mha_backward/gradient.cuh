@@ -40,7 +40,11 @@ template <Swizzle SWIZZLE> DEVICE uint64_t descriptor_of(uint32_t tile, uint32_t
     return descriptor;
 }
 
-/* D (+)= A·B; A and B row by row in lines; 64 or 128 columns. */
+/* D (+)= A·B; A and B row by row in lines; 32, 64 or 128 columns. */
+template <typename Element> DEVICE void product_of_lines(float (&d)[16], uint64_t a, uint64_t b, int add)
+{
+    wgmma_lines_of<Element>(d, a, b, add);
+}
 template <typename Element> DEVICE void product_of_lines(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     wgmma_64<Element>(d, a, b, add);
@@ -97,13 +101,14 @@ template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint6
 
 /* What a consumer computes of a tile of rows, but dQ: S, P, dP, dS, and its additions to dV and dK. */
 template <typename Element, typename Layout> struct Gradient {
-    static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
-    static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
+    static constexpr int ROWS = Layout::ROWS, D_QK = Layout::D_QK, D_V = Layout::D_V;
+    /* Of a consumer's part of a tile: values per thread; steps of 16 rows. */
+    static constexpr int SCORES = Layout::CONSUMER_ROWS / 2, ROW_STEPS = Layout::CONSUMER_ROWS / 16;
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
 
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int group; /* consumer index: it has keys 64 · group … of a work tile */
+    const int group; /* consumer index: it has keys 64 · group … of a work tile; of a pair's, rows 32 · group … */
 
     const uint32_t stats_at; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
     const uint32_t ds_at;    /* byte offset at which it stores dS in a tile of dS */
@@ -127,7 +132,8 @@ template <typename Element, typename Layout> struct Gradient {
 
     DEVICE void issue_scores(float (&s)[SCORES], uint32_t n) const
     {
-        const uint32_t k = l.k() + (uint32_t)group * 64 * Layout::K_LINE, q = l.q(q_stage(n));
+        const uint32_t k = l.in_descriptor(l.k()) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE,
+                       q = l.in_descriptor(l.q(q_stage(n))) + (uint32_t)(group * Layout::ROW_STEP) * LINE_BYTES;
 #pragma unroll
         for (int i = 0; i < D_QK / 16; i++)
             product_of_lines<Element>(
@@ -160,7 +166,8 @@ template <typename Element, typename Layout> struct Gradient {
 
     DEVICE void issue_dp(float (&dp)[SCORES], uint32_t n) const
     {
-        const uint32_t v = l.v() + (uint32_t)group * TILE_BYTES, dout = l.dout(dout_stage(n));
+        const uint32_t v = l.in_descriptor(l.v()) + (uint32_t)(group * Layout::KEY_STEP) * LINE_BYTES,
+                       dout = l.in_descriptor(l.dout(dout_stage(n))) + (uint32_t)(group * Layout::ROW_STEP) * LINE_BYTES;
 #pragma unroll
         for (int i = 0; i < D_V / 16; i++)
             product_of_lines<Element>(
@@ -227,11 +234,12 @@ template <typename Element, typename Layout> struct Gradient {
         return four;
     }
 
-    /* Sets masked scores to -inf. `diagonal`: row i of this tile sees key t if t + diagonal <= i. */
+    /* Sets masked scores to -inf. `diagonal`: row i of this tile sees key t of the CTA's if t + diagonal <= i. */
     DEVICE void mask(float (&s)[SCORES], int diagonal) const
     {
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
-                  first = 64 * group + thread / 32 * 16 + thread % 32 / 4 + diagonal - thread % 4 * 2;
+                  first = (Layout::KEY_STEP - Layout::ROW_STEP) * group + thread / 32 * 16 + thread % 32 / 4 +
+                          diagonal - thread % 4 * 2;
 #pragma unroll
         for (int i = 0; i < SCORES; i++)
             if ((i >> 2) * 8 + (i & 1) < first + (i >> 1 & 1) * 8) s[i] = -INFINITY;
@@ -252,7 +260,7 @@ template <typename Element, typename Layout> struct Gradient {
     template <int N> DEVICE void load_stats(float4 (&to)[N], int which, uint32_t n) const
     {
 #pragma unroll
-        for (int j = 0; j < N; j++) to[j] = stats(which, j, n);
+        for (int j = 0; j < N; j++) to[j] = stats(which, j + group * Layout::ROW_STEP / 16, n);
     }
 
     /* Computes P · P_SCALE, rounded to 16 bits for dV. dS is computed from P with more bits: keys of equal
@@ -296,15 +304,13 @@ template <typename Element, typename Layout> struct Gradient {
         }
     }
 
-    /* Stores this consumer's dS, one line per key. Chunk c of key k is at c ^ k % 8, so that a step of two
+    /* Stores this consumer's P or dS, one line per key. Chunk c of key k is at c ^ k % 8, so that a step of two
      * chunks is an exclusive or. */
-    DEVICE void store_ds(const uint32_t (&ds)[ROW_STEPS][4]) const
+    DEVICE void store_lines(uint32_t tile, const uint32_t (&words)[ROW_STEPS][4]) const
     {
+        const uint32_t to = (tile + ds_at) ^ (uint32_t)(group * Layout::ROW_STEP / 8 * CHUNK_BYTES);
 #pragma unroll
-        for (int i = 0; i < ROW_STEPS; i++)
-            store_matrices((l.ds(ds_stage(n)) + (uint32_t)(i / 4) * Layout::DS_TILE + ds_at) ^
-                               (uint32_t)(i % 4 * 2 * CHUNK_BYTES),
-                           ds[i]);
+        for (int i = 0; i < ROW_STEPS; i++) store_matrices(to ^ (uint32_t)(i * 2 * CHUNK_BYTES), words[i]);
     }
 };
 

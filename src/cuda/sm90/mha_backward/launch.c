@@ -24,11 +24,12 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct back
 static fmla_status launch_products(const struct cuda_scope *scope, const struct backward_problem *p,
                                    struct mha_backward_sm90_params *params)
 {
-    const int64_t sms = scope->device->sms;
+    const int64_t ctas = MHA_BACKWARD_SM90_CTAS(p->d_qk), most = scope->device->sms / ctas;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
                                                    .variant = mha_size_of(p->d_qk)}),
-        .blocks = params->items < sms ? params->items : sms,
+        .blocks = (params->items < most ? params->items : most) * ctas,
+        .cluster = ctas > 1 ? (int32_t)ctas : 0,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
@@ -41,7 +42,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     static const char op[] = "mha_backward";
     const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
     const struct backward_layout at = backward_layout(p, tiles);
-    const int32_t key_columns = p->d_qk == 192 ? 32 : 64;
+    const int32_t key_columns = p->d_qk == 192 ? 32 : 64,
+                  k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
         .call = cuda_backward_params(p),
@@ -56,10 +58,10 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .in_order = p->deterministic,
         .added = (uint32_t *)(void *)(workspace + at.added),
     };
-    const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64),
-                             k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns),
-                             v = sm90_mha_backward_view(p, &p->v, true, p->d_v, 64),
-                             dout = sm90_mha_backward_view(p, &p->dout, false, p->d_v, 64);
+    const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64, (int32_t)p->d_qk),
+                             k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns, k_box),
+                             v = sm90_mha_backward_view(p, &p->v, true, p->d_v, 64, (int32_t)p->d_v),
+                             dout = sm90_mha_backward_view(p, &p->dout, false, p->d_v, 64, (int32_t)p->d_v);
     fmla_status status = tensor_map_make(op, scope, "q", &q, &params.q);
     if (!status) status = tensor_map_make(op, scope, "k", &k, &params.k);
     if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);

@@ -65,7 +65,9 @@ enum Swizzle { SWIZZLE_128 = 1, SWIZZLE_64 = 2 };
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
+    static constexpr int CTAS = 1, CTA_KEYS = KEYS;          /* that share a work tile; keys of each */
     static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* warpgroups that own keys */
+    static constexpr int KEY_STEP = 64, ROW_STEP = 0, CONSUMER_ROWS = ROWS;
     static constexpr DqBy DQ_BY = D_QK == 192   ? DQ_BY_HALVES
                                   : D_QK == 128 ? DQ_BY_ALTERNATE_TILES
                                                 : DQ_BY_OWN_WARPGROUP;
@@ -93,6 +95,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : SWIZZLE_128;
     static constexpr uint32_t K_LINE = K_SWIZZLE == SWIZZLE_64 ? 64 : 128;      /* bytes */
     static constexpr int K_COLUMNS = (int)K_LINE / 2, K_STEPS = K_COLUMNS / 16; /* of a tile */
+    static constexpr int K_BOX_TILES = D_QK / K_COLUMNS;                        /* that a load brings */
     static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
                               ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
@@ -133,6 +136,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     {
         return smem + BARRIERS_AT + 8u * (uint32_t)(first + i);
     }
+    /* Returns the address as a matrix descriptor states it. */
+    static DEVICE uint32_t in_descriptor(uint32_t at) { return at; }
     DEVICE uint32_t k() const { return smem; }
     DEVICE uint32_t v() const { return smem + V_AT; }
     DEVICE uint32_t q(int stage) const { return smem + Q_AT + (uint32_t)stage * Q_BYTES; }

@@ -32,6 +32,7 @@
 #include "dq.cuh"
 #include "epilogue.cuh"
 #include "gradient.cuh"
+#include "pair.cuh"
 #include "producer.cuh"
 
 namespace mha_backward {
@@ -83,7 +84,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         this->softmax_gradient(tile.s, w, exact, tile.dp, tile.delta, ds);
         if (loads_next) wait_for_rows(tile, n + 1);
         mbarrier_wait(l.barrier(Layout::DS_EMPTY, ds_stage(n)), ds_parity(n) ^ 1);
-        this->store_ds(ds);
+        this->store_lines(l.ds(ds_stage(n)), ds);
         if constexpr (Layout::DK_EARLY) {
             hold(dk), this->hold_words(ds);
             wgmma_fence();
@@ -283,7 +284,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         __syncwarp();
         mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         work_stage.advance();
-        store_gradients<Element>(p.call, work, 64 * group, dk, dv);
+        store_gradients<Element>(p.call, work, 64 * group, 0, dk, dv);
         return true;
     }
 
@@ -303,21 +304,35 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
     if (threadIdx.x == 0) l.init_barriers();
     wait_for_kernels_before();
     let_next_kernel_start(); /* the finish kernel reads counters that the prepare kernel has cleared */
-    __syncthreads();
+    if constexpr (Layout::CTAS == 1)
+        __syncthreads();
+    else
+        cluster_sync();
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();
         const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
         if (warp == 0) Producer<Layout>{p, l}.run();
-        if ((warp == 1 || warp == 2) && elect_one()) add_dq(p, l, warp - 1);
+        if ((warp == 1 || warp == 2) && elect_one()) {
+            if constexpr (Layout::CTAS == 1)
+                add_dq(p, l, warp - 1);
+            else
+                add_dq_pieces(p, l, warp - 1);
+        }
     } else if (warpgroup <= Layout::CONSUMERS) {
         take_registers<Layout::CONSUMER_REGISTERS>();
-        const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 + lane % 16;
-        Consumer<Element, Layout>{{p, l, warpgroup - 1, lane % 4 * 16, swizzle_128(key, lane / 16)}}.run();
+        const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 + lane % 16 -
+                                                      (uint32_t)((warpgroup - 1) * (64 - Layout::KEY_STEP));
+        const Gradient<Element, Layout> of_tile = {p, l, warpgroup - 1, lane % 4 * 16, swizzle_128(key, lane / 16)};
+        if constexpr (Layout::CTAS == 1)
+            Consumer<Element, Layout>{of_tile}.run();
+        else
+            PairConsumer<Element, Layout>{of_tile}.run();
     } else if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP) {
         give_registers<Layout::DQ_REGISTERS>();
         DqProducer<Element, Layout>{p, l, 0}.run();
     }
+    if constexpr (Layout::CTAS > 1) cluster_sync(); /* the other CTA may still write here */
 }
 
 } // namespace mha_backward

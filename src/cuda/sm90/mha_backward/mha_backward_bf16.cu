@@ -11,3 +11,6 @@ MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_128, sm90_mha_backward_f
 MHA_BACKWARD_KERNEL(sm90_mha_backward_bf16_192, Bf16, 192, 128)
 MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_192, sm90_mha_backward_finish_bf16_192, Bf16, 192,
                          128)
+MHA_BACKWARD_KERNEL(sm90_mha_backward_bf16_256, Bf16, 256, 256)
+MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_256, sm90_mha_backward_finish_bf16_256, Bf16, 256,
+                         256)

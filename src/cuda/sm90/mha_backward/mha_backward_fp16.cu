@@ -11,3 +11,6 @@ MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_fp16_128, sm90_mha_backward_f
 MHA_BACKWARD_KERNEL(sm90_mha_backward_fp16_192, Fp16, 192, 128)
 MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_fp16_192, sm90_mha_backward_finish_fp16_192, Fp16, 192,
                          128)
+MHA_BACKWARD_KERNEL(sm90_mha_backward_fp16_256, Fp16, 256, 256)
+MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_fp16_256, sm90_mha_backward_finish_fp16_256, Fp16, 256,
+                         256)

@@ -11,6 +11,8 @@
 
 #include "scheduler.cuh"
 
+#include "../../device/cluster.cuh"
+
 namespace mha_backward {
 
 template <typename Layout> struct Producer {
@@ -22,7 +24,10 @@ template <typename Layout> struct Producer {
     Ring<Layout::Q_STAGES> q_stage;
     Ring<Layout::DO_STAGES> dout_stage;
     Ring<WORK_STAGES> work_stage;
-    uint32_t keys_parity = 1, raw_parity = 0;
+    uint32_t keys_parity = 1, raw_parity = 0, next_parity = 0;
+
+    /* Returns which CTA of those that share a work tile this is. */
+    static DEVICE int rank() { return Layout::CTAS == 1 ? 0 : cluster_rank(); }
 
     /* Issues `load`, which completes on the barrier `full`. The first `used` of the `lines` lines of each
      * tile are valid; in ragged calls the others are cleared. */
@@ -71,20 +76,43 @@ template <typename Layout> struct Producer {
         dout_stage.advance();
     }
 
+    /* Loads K of the CTA that has the keys from `key` on, `used` of them valid: `tiles` tiles of columns from
+     * tile `first` on. */
+    DEVICE void load_k(uint32_t full, uint32_t to, int key, int head, int request, int used, int first, int tiles)
+    {
+        fill(full, (uint32_t)tiles * Layout::K_TILE, to, Layout::K_TILE, Layout::K_LINE, tiles, used,
+             Layout::CTA_KEYS, [&](uint32_t barrier) {
+#pragma unroll
+                 for (int i = 0; i < tiles; i += Layout::K_BOX_TILES)
+                     tma_load(to + (uint32_t)i * Layout::K_TILE, &p.k, barrier,
+                              {0, key, head, first + i, request});
+             });
+    }
+
     DEVICE void load_keys(const Request &r, int head, int block)
     {
-        const int key = r.key + block * KEYS, used = min(r.keys - block * KEYS, KEYS);
-        const int request = p.call.starts_q ? 0 : r.index;
+        constexpr int TILES = Layout::D_QK / Layout::K_COLUMNS;
+        const int first = block * KEYS + rank() * Layout::CTA_KEYS, key = r.key + first,
+                  used = keys_from(r, first), request = p.call.starts_q ? 0 : r.index;
         mbarrier_wait(l.barrier(Layout::KEYS_EMPTY), keys_parity);
         keys_parity ^= 1;
-        fill(l.barrier(Layout::K_FULL), Layout::K_BYTES, l.k(), Layout::K_TILE, Layout::K_LINE,
-             Layout::D_QK / Layout::K_COLUMNS, used, KEYS, [&](uint32_t barrier) {
-                 tma_load(l.k(), &p.k, barrier, {0, key, head, 0, request});
-             });
+        load_k(l.barrier(Layout::K_FULL), l.k(), key, head, request, used, 0, TILES);
         fill(l.barrier(Layout::V_FULL), Layout::V_BYTES, l.v(), Layout::V_TILE, LINE_BYTES, Layout::D_V / 64,
-             used, KEYS, [&](uint32_t barrier) {
+             used, Layout::CTA_KEYS, [&](uint32_t barrier) {
                  tma_load(l.v(), &p.v, barrier, {0, key, head, 0, request});
              });
+        if constexpr (Layout::CTAS > 1) {
+            const int other = block * KEYS + (1 - rank()) * Layout::CTA_KEYS;
+            load_k(l.barrier(Layout::OTHER_K_FULL), l.other_k(), r.key + other, head, request,
+                   keys_from(r, other), rank() * (TILES / 2), TILES / 2);
+        }
+    }
+
+    /* Returns how many of a CTA's keys from key `first` of the request on exist. */
+    static DEVICE int keys_from(const Request &r, int first)
+    {
+        const int keys = min(r.keys - first, Layout::CTA_KEYS);
+        return Layout::CTAS == 1 ? keys : max(keys, 0);
     }
 
     DEVICE void publish(const WorkKeys &k, const WorkRows &q, int start, int order)
@@ -112,8 +140,9 @@ template <typename Layout> struct Producer {
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
-        publish({r.key + block * KEYS, min(r.keys - block * KEYS, KEYS),
-                 p.call.starts_q ? 0u : (uint32_t)r.index, (uint32_t)head},
+        const int first_key = block * KEYS + rank() * Layout::CTA_KEYS;
+        publish({r.key + first_key, keys_from(r, first_key), p.call.starts_q ? 0u : (uint32_t)r.index,
+                 (uint32_t)head},
                 {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1}, start,
                 p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
@@ -129,16 +158,41 @@ template <typename Layout> struct Producer {
         }
     }
 
+    /* Returns the number that CTA 0 of those that share work tiles has taken; `number` is the maximum over the
+     * warp there. */
+    DEVICE int share_number(int number)
+    {
+        const int taken = __reduce_max_sync(~0u, number);
+        if constexpr (Layout::CTAS == 1) {
+            return taken;
+        } else {
+            next_parity ^= 1;
+            if (rank() == 0) {
+                mbarrier_wait(l.barrier(Layout::NEXT_EMPTY), next_parity);
+                if (elect_one())
+                    store_mapped_4(map_shared(l.next(), 1), (uint32_t)taken,
+                                   map_shared(l.barrier(Layout::NEXT_FULL), 1));
+                return taken;
+            }
+            if (elect_one()) mbarrier_arrive_expect(l.barrier(Layout::NEXT_FULL), sizeof(uint32_t));
+            mbarrier_wait(l.barrier(Layout::NEXT_FULL), next_parity ^ 1);
+            const int received = load_uniform(l.next());
+            mbarrier_arrive_mapped_if(elect_one(), map_shared(l.barrier(Layout::NEXT_EMPTY), 0));
+            return received;
+        }
+    }
+
     /* The next number is taken ahead, except in order: work tiles wait for those of smaller numbers, and a
      * number taken ahead would keep them waiting until the current work tile is done. */
     DEVICE void run()
     {
-        const bool in_order = p.in_order, ahead = !in_order;
-        for (int i = in_order ? __reduce_max_sync(~0u, next_number(p)) : (int)blockIdx.x; i < p.items;) {
-            int next = ahead ? (int)gridDim.x + next_number(p) : 0;
+        const bool in_order = p.in_order, ahead = !in_order, takes = rank() == 0;
+        const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
+        for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {
+            int next = ahead && takes ? shares + next_number(p) : 0;
             produce(i);
-            if (in_order) next = next_number(p);
-            i = __reduce_max_sync(~0u, next);
+            if (in_order && takes) next = next_number(p);
+            i = share_number(next);
         }
         publish({0, 0, 0, 0}, {0, -1, 0, 0}, 0, 0);
     }

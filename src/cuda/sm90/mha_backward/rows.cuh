@@ -11,6 +11,7 @@
 
 #include "dq.cuh"
 #include "epilogue.cuh"
+#include "pair_layout.cuh"
 
 #include "../../device/backward_requests.cuh"
 #include "../../device/backward_rows.cuh"

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Shared memory, barriers and roles at 256/256, where two CTAs share a work tile.
+ *
+ *   K, V, Q, dO   tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
+ *   other K       the other CTA's keys, the half of the columns of dQ that this CTA computes
+ *   P, dS         a line per key, of 64 rows; other dS: of the other CTA's keys
+ *
+ *   registers of a consumer: dK 64, dV 64, dQ 32, S then P 16, dP 16; shared memory 226 KiB
+ */
+#pragma once
+
+#include "layout.cuh"
+
+namespace mha_backward {
+
+template <> struct BackwardLayout<256, 256> {
+    static constexpr int D_QK = 256, D_V = 256;
+    static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(256), KEYS = MHA_BACKWARD_SM90_KEYS(256); /* of a pair */
+    static constexpr int CTAS = 2, CTA_KEYS = KEYS / CTAS;
+    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* each: 32 rows of S and dP, half the columns */
+    static constexpr int KEY_STEP = 0, ROW_STEP = ROWS / CONSUMERS, CONSUMER_ROWS = ROW_STEP;
+    static constexpr DqBy DQ_BY = DQ_BY_HALVES;
+    static constexpr int DQ_PRODUCERS = MHA_BACKWARD_SM90_DQ_PARTS(256), DQ_PIECES = 2; /* per tile; per part */
+    static constexpr int WARPGROUPS = CONSUMERS + 1, THREADS = WARPGROUP_THREADS * WARPGROUPS;
+    static constexpr int Q_STAGES = 2, DO_STAGES = 1, P_STAGES = 2;
+    static constexpr int DELTA_EARLY = 2;
+    static constexpr bool KEEPS_P = true;
+    static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= WARPGROUPS * (65536 / THREADS / 8 * 8),
+                  "warpgroups would wait for registers for ever");
+    static_assert(THREADS == MHA_BACKWARD_SM90_THREADS(256), "the host launches as many");
+    static_assert(CTA_KEYS == 64 && ROWS == 64 && DQ_PRODUCERS == CTAS * CONSUMERS, "products have 64 rows");
+
+    static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_PRODUCER = DQ_TILE / DQ_PRODUCERS; /* floats */
+    static constexpr int DQ_VALUES = DQ_OF_PRODUCER / WARPGROUP_THREADS, PIECE_VALUES = DQ_VALUES / DQ_PIECES;
+    static constexpr int CONSUMER_COLUMNS = D_QK / CONSUMERS; /* of dK and dV */
+
+    static constexpr Swizzle K_SWIZZLE = SWIZZLE_128;
+    static constexpr uint32_t K_LINE = LINE_BYTES;
+    static constexpr int K_COLUMNS = 64, K_STEPS = K_COLUMNS / 16; /* of a tile */
+    static constexpr int K_BOX_TILES = D_QK / K_COLUMNS / CTAS;    /* that a load brings */
+    static constexpr uint32_t K_TILE = CTA_KEYS * K_LINE, V_TILE = K_TILE, ROW_TILE = ROWS * LINE_BYTES,
+                              DS_TILE = CTA_KEYS * LINE_BYTES;
+    static constexpr uint32_t K_BYTES = CTA_KEYS * D_QK * 2, OTHER_K_BYTES = K_BYTES / CTAS,
+                              V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2, DO_BYTES = ROWS * D_V * 2,
+                              DS_BYTES = DS_TILE, DQ_BYTES = DQ_OF_PRODUCER * 4 / DQ_PIECES,
+                              STATS_BYTES = 2 * ROWS * 4;
+    static constexpr uint32_t OTHER_K_AT = K_BYTES, V_AT = OTHER_K_AT + OTHER_K_BYTES, Q_AT = V_AT + V_BYTES,
+                              DO_AT = Q_AT + Q_STAGES * Q_BYTES, P_AT = DO_AT + DO_STAGES * DO_BYTES,
+                              DS_AT = P_AT + P_STAGES * DS_BYTES, OTHER_DS_AT = DS_AT + DS_BYTES,
+                              DQ_AT = OTHER_DS_AT + DS_BYTES, STATS_AT = DQ_AT + CONSUMERS * DQ_BYTES,
+                              WORK_AT = STATS_AT + Q_STAGES * STATS_BYTES,
+                              DQ_TILES_AT = WORK_AT + WORK_STAGES * sizeof(WorkTile),
+                              NEXT_AT = DQ_TILES_AT + CONSUMERS * 8, BARRIERS_AT = NEXT_AT + 8;
+    enum {
+        K_FULL,
+        OTHER_K_FULL,
+        V_FULL,
+        KEYS_EMPTY,
+        RAW, /* data to be cleared before it counts as full */
+        Q_FULL,
+        Q_EMPTY = Q_FULL + Q_STAGES,
+        DO_FULL = Q_EMPTY + Q_STAGES,
+        DO_EMPTY = DO_FULL + DO_STAGES,
+        DS_FULL = DO_EMPTY + DO_STAGES,
+        DS_EMPTY,       /* both consumers have read dS */
+        OTHER_DS_FULL,  /* the other CTA has written its dS here */
+        OTHER_DS_EMPTY, /* both consumers of the other CTA have read this CTA's dS */
+        DQ_FULL,        /* one per consumer */
+        DQ_EMPTY = DQ_FULL + CONSUMERS,
+        NEXT_FULL = DQ_EMPTY + CONSUMERS, /* in CTA 1: the number of its next work tile */
+        NEXT_EMPTY,                       /* in CTA 0 */
+        WORK_FULL,
+        WORK_EMPTY = WORK_FULL + WORK_STAGES,
+        BARRIERS = WORK_EMPTY + WORK_STAGES
+    };
+    static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
+    static_assert(BYTES <= 227 * 1024, "it fits");
+
+    /* As in the other layouts. */
+    static DEVICE int stat_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+
+    uint32_t smem; /* the address at which shared memory begins */
+
+    DEVICE uint32_t barrier(int first, int i = 0) const
+    {
+        return smem + BARRIERS_AT + 8u * (uint32_t)(first + i);
+    }
+    /* Returns the address as a matrix descriptor states it: without the CTA's number in the cluster. */
+    static DEVICE uint32_t in_descriptor(uint32_t at) { return at & 0x3ffff; }
+    DEVICE uint32_t k() const { return smem; }
+    DEVICE uint32_t other_k() const { return smem + OTHER_K_AT; }
+    DEVICE uint32_t v() const { return smem + V_AT; }
+    DEVICE uint32_t q(int stage) const { return smem + Q_AT + (uint32_t)stage * Q_BYTES; }
+    DEVICE uint32_t dout(int stage) const { return smem + DO_AT + (uint32_t)stage * DO_BYTES; }
+    DEVICE uint32_t p(int stage) const { return smem + P_AT + (uint32_t)stage * DS_BYTES; }
+    DEVICE uint32_t ds() const { return smem + DS_AT; }
+    DEVICE uint32_t other_ds() const { return smem + OTHER_DS_AT; }
+    DEVICE uint32_t dq(int consumer) const { return smem + DQ_AT + (uint32_t)consumer * DQ_BYTES; }
+    DEVICE uint32_t dq_tile(int consumer) const { return smem + DQ_TILES_AT + (uint32_t)consumer * 8; }
+    DEVICE uint32_t next() const { return smem + NEXT_AT; }
+    DEVICE uint32_t stats(int stage) const { return smem + STATS_AT + (uint32_t)stage * STATS_BYTES; }
+    DEVICE uint32_t work(int stage) const
+    {
+        return smem + WORK_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
+    }
+
+    /* Called by one thread. */
+    DEVICE void init_barriers() const
+    {
+        mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(OTHER_K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
+        mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
+        for (int i = 0; i < Q_STAGES; i++)
+            mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
+        for (int i = 0; i < DO_STAGES; i++)
+            mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
+        mbarrier_init(barrier(DS_FULL), 4 * CONSUMERS), mbarrier_init(barrier(DS_EMPTY), CONSUMERS);
+        mbarrier_init(barrier(OTHER_DS_FULL), 1), mbarrier_init(barrier(OTHER_DS_EMPTY), CONSUMERS);
+        for (int i = 0; i < CONSUMERS; i++)
+            mbarrier_init(barrier(DQ_FULL, i), 4), mbarrier_init(barrier(DQ_EMPTY, i), 1);
+        mbarrier_init(barrier(NEXT_FULL), 1), mbarrier_init(barrier(NEXT_EMPTY), 1);
+        for (int i = 0; i < WORK_STAGES; i++)
+            mbarrier_init(barrier(WORK_FULL, i), 1), mbarrier_init(barrier(WORK_EMPTY, i), 4 * CONSUMERS);
+        mbarrier_fence_init();
+    }
+};
+
+} // namespace mha_backward
