@@ -33,19 +33,23 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
         }
 }
 
-/* Writes dK and dV of a consumer's keys, from key `first` of the work tile and from column `column` on. */
-template <typename Element, int N_K, int N_V>
-DEVICE void store_gradients(const mha_backward_params &call, const WorkKeys &work, int first, int column,
-                            const float (&dk)[N_K], const float (&dv)[N_V])
+/* Write dK or dV of 64 keys, from key `first` of the work tile on. */
+template <typename Element, int D_QK>
+DEVICE void store_dk(const mha_backward_params &call, const WorkKeys &work, int first, const float (&dk)[D_QK])
 {
     const int64_t key = (int64_t)(uint32_t)work.key + first; /* of an unsigned word, for shorter code */
-    const int left = work.keys - first;
-    store_rows<Element>(call.dv.data + work.request * call.dv.request + key * call.dv.token +
-                            work.head * call.dv.head + column,
-                        call.dv.token, left, 1.0f / P_SCALE, dv);
     store_rows<Element>(call.dk.data + work.request * call.dk.request + key * call.dk.token +
-                            work.head * call.dk.head + column,
-                        call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
+                            work.head * call.dk.head,
+                        call.dk.token, work.keys - first, call.scale * DS_UNSCALE<Element>, dk);
+}
+
+template <typename Element, int D_V>
+DEVICE void store_dv(const mha_backward_params &call, const WorkKeys &work, int first, const float (&dv)[D_V])
+{
+    const int64_t key = (int64_t)(uint32_t)work.key + first;
+    store_rows<Element>(call.dv.data + work.request * call.dv.request + key * call.dv.token +
+                            work.head * call.dv.head,
+                        call.dv.token, work.keys - first, 1.0f / P_SCALE, dv);
 }
 
 } // namespace mha_backward

@@ -40,11 +40,7 @@ template <Swizzle SWIZZLE> DEVICE uint64_t descriptor_of(uint32_t tile, uint32_t
     return descriptor;
 }
 
-/* D (+)= A·B; A and B row by row in lines; 32, 64 or 128 columns. */
-template <typename Element> DEVICE void product_of_lines(float (&d)[16], uint64_t a, uint64_t b, int add)
-{
-    wgmma_lines_of<Element>(d, a, b, add);
-}
+/* D (+)= A·B; A and B row by row in lines; 64 or 128 columns. */
 template <typename Element> DEVICE void product_of_lines(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     wgmma_64<Element>(d, a, b, add);
@@ -54,7 +50,11 @@ template <typename Element> DEVICE void product_of_lines(float (&d)[64], uint64_
     wgmma_lines_of<Element>(d, a, b, add);
 }
 
-/* D += A·B; A in registers, B transposed; 64, 128 or 192 columns. */
+/* D += A·B; A in registers, B transposed; 64, 128, 192 or 256 columns. */
+template <typename Element> DEVICE void add_product(float (&d)[128], const uint32_t (&a)[4], uint64_t b)
+{
+    wgmma_256_columns<Element>(d, a, b, 1);
+}
 template <typename Element> DEVICE void add_product(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
     wgmma_64_columns<Element>(d, a, b, 1);
@@ -102,13 +102,12 @@ template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint6
 /* What a consumer computes of a tile of rows, but dQ: S, P, dP, dS, and its additions to dV and dK. */
 template <typename Element, typename Layout> struct Gradient {
     static constexpr int ROWS = Layout::ROWS, D_QK = Layout::D_QK, D_V = Layout::D_V;
-    /* Of a consumer's part of a tile: values per thread; steps of 16 rows. */
-    static constexpr int SCORES = Layout::CONSUMER_ROWS / 2, ROW_STEPS = Layout::CONSUMER_ROWS / 16;
+    static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
 
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int group; /* consumer index: it has keys 64 · group … of a work tile; of a pair's, rows 32 · group … */
+    const int group; /* consumer index: it has keys 64 · group … of a work tile, or shares the CTA's 64 keys */
 
     const uint32_t stats_at; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
     const uint32_t ds_at;    /* byte offset at which it stores dS in a tile of dS */
@@ -133,7 +132,7 @@ template <typename Element, typename Layout> struct Gradient {
     DEVICE void issue_scores(float (&s)[SCORES], uint32_t n) const
     {
         const uint32_t k = l.in_descriptor(l.k()) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE,
-                       q = l.in_descriptor(l.q(q_stage(n))) + (uint32_t)(group * Layout::ROW_STEP) * LINE_BYTES;
+                       q = l.in_descriptor(l.q(q_stage(n)));
 #pragma unroll
         for (int i = 0; i < D_QK / 16; i++)
             product_of_lines<Element>(
@@ -167,7 +166,7 @@ template <typename Element, typename Layout> struct Gradient {
     DEVICE void issue_dp(float (&dp)[SCORES], uint32_t n) const
     {
         const uint32_t v = l.in_descriptor(l.v()) + (uint32_t)(group * Layout::KEY_STEP) * LINE_BYTES,
-                       dout = l.in_descriptor(l.dout(dout_stage(n))) + (uint32_t)(group * Layout::ROW_STEP) * LINE_BYTES;
+                       dout = l.in_descriptor(l.dout(dout_stage(n)));
 #pragma unroll
         for (int i = 0; i < D_V / 16; i++)
             product_of_lines<Element>(
@@ -193,7 +192,7 @@ template <typename Element, typename Layout> struct Gradient {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(dv, w[i],
-                                 descriptor_of<SWIZZLE_128>(l.dout(dout_stage(n)), Layout::ROW_TILE,
+                                 descriptor_of<SWIZZLE_128>(l.in_descriptor(l.dout(dout_stage(n))), Layout::ROW_TILE,
                                                             (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
@@ -219,7 +218,7 @@ template <typename Element, typename Layout> struct Gradient {
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(
                 dk, ds[i],
-                descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+                descriptor_of<SWIZZLE_128>(l.in_descriptor(l.q(q_stage(n))), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -238,8 +237,7 @@ template <typename Element, typename Layout> struct Gradient {
     DEVICE void mask(float (&s)[SCORES], int diagonal) const
     {
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
-                  first = (Layout::KEY_STEP - Layout::ROW_STEP) * group + thread / 32 * 16 + thread % 32 / 4 +
-                          diagonal - thread % 4 * 2;
+                  first = Layout::KEY_STEP * group + thread / 32 * 16 + thread % 32 / 4 + diagonal - thread % 4 * 2;
 #pragma unroll
         for (int i = 0; i < SCORES; i++)
             if ((i >> 2) * 8 + (i & 1) < first + (i >> 1 & 1) * 8) s[i] = -INFINITY;
@@ -260,7 +258,7 @@ template <typename Element, typename Layout> struct Gradient {
     template <int N> DEVICE void load_stats(float4 (&to)[N], int which, uint32_t n) const
     {
 #pragma unroll
-        for (int j = 0; j < N; j++) to[j] = stats(which, j + group * Layout::ROW_STEP / 16, n);
+        for (int j = 0; j < N; j++) to[j] = stats(which, j, n);
     }
 
     /* Computes P · P_SCALE, rounded to 16 bits for dV. dS is computed from P with more bits: keys of equal
@@ -270,14 +268,19 @@ template <typename Element, typename Layout> struct Gradient {
                               uint32_t (&exact)[ROW_STEPS][4]) const
     {
 #pragma unroll
-        for (int j = 0; j < ROW_STEPS; j++) {
+        for (int j = 0; j < ROW_STEPS; j++) softmax_step(s, j, lse[j], w[j], exact[j]);
+    }
+
+    /* The same for the rows of step `j`. */
+    DEVICE void softmax_step(float (&s)[SCORES], int j, const float4 &lse, uint32_t (&w)[4],
+                             uint32_t (&exact)[4]) const
+    {
 #pragma unroll
-            for (int i = 8 * j; i < 8 * j + 8; i += 2) {
-                s[i] = exp2_approx(fmaf(s[i], p.call.scale_log2, -(i & 4 ? lse[j].z : lse[j].x)));
-                s[i + 1] = exp2_approx(fmaf(s[i + 1], p.call.scale_log2, -(i & 4 ? lse[j].w : lse[j].y)));
-                w[j][i / 2 % 4] = Element::pack(s[i], s[i + 1]);
-                if constexpr (PACKS_P) exact[j][i / 2 % 4] = Fp16::pack(s[i], s[i + 1]);
-            }
+        for (int i = 8 * j; i < 8 * j + 8; i += 2) {
+            s[i] = exp2_approx(fmaf(s[i], p.call.scale_log2, -(i & 4 ? lse.z : lse.x)));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], p.call.scale_log2, -(i & 4 ? lse.w : lse.y)));
+            w[i / 2 % 4] = Element::pack(s[i], s[i + 1]);
+            if constexpr (PACKS_P) exact[i / 2 % 4] = Fp16::pack(s[i], s[i + 1]);
         }
     }
 
@@ -304,13 +307,15 @@ template <typename Element, typename Layout> struct Gradient {
         }
     }
 
-    /* Stores this consumer's P or dS, one line per key. Chunk c of key k is at c ^ k % 8, so that a step of two
+    /* Stores this consumer's dS, one line per key. Chunk c of key k is at c ^ k % 8, so that a step of two
      * chunks is an exclusive or. */
-    DEVICE void store_lines(uint32_t tile, const uint32_t (&words)[ROW_STEPS][4]) const
+    DEVICE void store_ds(uint32_t tile, const uint32_t (&ds)[ROW_STEPS][4]) const
     {
-        const uint32_t to = (tile + ds_at) ^ (uint32_t)(group * Layout::ROW_STEP / 8 * CHUNK_BYTES);
 #pragma unroll
-        for (int i = 0; i < ROW_STEPS; i++) store_matrices(to ^ (uint32_t)(i * 2 * CHUNK_BYTES), words[i]);
+        for (int i = 0; i < ROW_STEPS; i++)
+            store_matrices((tile + (uint32_t)(i / 4) * Layout::DS_TILE + ds_at) ^
+                               (uint32_t)(i % 4 * 2 * CHUNK_BYTES),
+                           ds[i]);
     }
 };
 

@@ -84,7 +84,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         this->softmax_gradient(tile.s, w, exact, tile.dp, tile.delta, ds);
         if (loads_next) wait_for_rows(tile, n + 1);
         mbarrier_wait(l.barrier(Layout::DS_EMPTY, ds_stage(n)), ds_parity(n) ^ 1);
-        this->store_lines(l.ds(ds_stage(n)), ds);
+        this->store_ds(l.ds(ds_stage(n)), ds);
         if constexpr (Layout::DK_EARLY) {
             hold(dk), this->hold_words(ds);
             wgmma_fence();
@@ -284,7 +284,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         __syncwarp();
         mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         work_stage.advance();
-        store_gradients<Element>(p.call, work, 64 * group, 0, dk, dv);
+        store_dv<Element>(p.call, work, 64 * group, dv);
+        store_dk<Element>(p.call, work, 64 * group, dk);
         return true;
     }
 
@@ -327,7 +328,7 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
         if constexpr (Layout::CTAS == 1)
             Consumer<Element, Layout>{of_tile}.run();
         else
-            PairConsumer<Element, Layout>{of_tile}.run();
+            run_pair_consumer<Element, Layout>(of_tile);
     } else if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP) {
         give_registers<Layout::DQ_REGISTERS>();
         DqProducer<Element, Layout>{p, l, 0}.run();

@@ -4,9 +4,10 @@
  *
  *   K, V, Q, dO   tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
  *   other K       the other CTA's keys, the half of the columns of dQ that this CTA computes
- *   P, dS         a line per key, of 64 rows; other dS: of the other CTA's keys
+ *   P             in fp16, sixteen pairs of a thread, four by four, thread after thread
+ *   dS            a line per key, of 64 rows; other dS: of the other CTA's keys
  *
- *   registers of a consumer: dK 64, dV 64, dQ 32, S then P 16, dP 16; shared memory 226 KiB
+ *   registers     of the first consumer: dV 128, S 32, P 16, dQ 32; of the second: dK 128, dP 32, P 16, dS 16, dQ 32
  */
 #pragma once
 
@@ -18,14 +19,13 @@ template <> struct BackwardLayout<256, 256> {
     static constexpr int D_QK = 256, D_V = 256;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(256), KEYS = MHA_BACKWARD_SM90_KEYS(256); /* of a pair */
     static constexpr int CTAS = 2, CTA_KEYS = KEYS / CTAS;
-    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* each: 32 rows of S and dP, half the columns */
-    static constexpr int KEY_STEP = 0, ROW_STEP = ROWS / CONSUMERS, CONSUMER_ROWS = ROW_STEP;
+    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS, KEY_STEP = 0;
     static constexpr DqBy DQ_BY = DQ_BY_HALVES;
     static constexpr int DQ_PRODUCERS = MHA_BACKWARD_SM90_DQ_PARTS(256), DQ_PIECES = 2; /* per tile; per part */
     static constexpr int WARPGROUPS = CONSUMERS + 1, THREADS = WARPGROUP_THREADS * WARPGROUPS;
-    static constexpr int Q_STAGES = 2, DO_STAGES = 1, P_STAGES = 2;
-    static constexpr int DELTA_EARLY = 2;
-    static constexpr bool KEEPS_P = true;
+    static constexpr int Q_STAGES = 2, DO_STAGES = 1;
+    static constexpr int DELTA_EARLY = 4;
+    static constexpr bool KEEPS_P = false; /* the consumer that computes dS gets P in fp16 */
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= WARPGROUPS * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
@@ -33,8 +33,9 @@ template <> struct BackwardLayout<256, 256> {
     static_assert(CTA_KEYS == 64 && ROWS == 64 && DQ_PRODUCERS == CTAS * CONSUMERS, "products have 64 rows");
 
     static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_PRODUCER = DQ_TILE / DQ_PRODUCERS; /* floats */
-    static constexpr int DQ_VALUES = DQ_OF_PRODUCER / WARPGROUP_THREADS, PIECE_VALUES = DQ_VALUES / DQ_PIECES;
-    static constexpr int CONSUMER_COLUMNS = D_QK / CONSUMERS; /* of dK and dV */
+    static constexpr int DQ_VALUES = DQ_OF_PRODUCER / WARPGROUP_THREADS;
+    /* A part of dQ is stored in two pieces, since there is room for the first alone. */
+    static constexpr int FIRST_VALUES = DQ_VALUES * 3 / 4;
 
     static constexpr Swizzle K_SWIZZLE = SWIZZLE_128;
     static constexpr uint32_t K_LINE = LINE_BYTES;
@@ -44,11 +45,12 @@ template <> struct BackwardLayout<256, 256> {
                               DS_TILE = CTA_KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = CTA_KEYS * D_QK * 2, OTHER_K_BYTES = K_BYTES / CTAS,
                               V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2, DO_BYTES = ROWS * D_V * 2,
-                              DS_BYTES = DS_TILE, DQ_BYTES = DQ_OF_PRODUCER * 4 / DQ_PIECES,
+                              P_BYTES = ROWS * CTA_KEYS * 2, DS_BYTES = DS_TILE,
+                              DQ_BYTES = FIRST_VALUES * WARPGROUP_THREADS * 4,
                               STATS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t OTHER_K_AT = K_BYTES, V_AT = OTHER_K_AT + OTHER_K_BYTES, Q_AT = V_AT + V_BYTES,
                               DO_AT = Q_AT + Q_STAGES * Q_BYTES, P_AT = DO_AT + DO_STAGES * DO_BYTES,
-                              DS_AT = P_AT + P_STAGES * DS_BYTES, OTHER_DS_AT = DS_AT + DS_BYTES,
+                              DS_AT = P_AT + P_BYTES, OTHER_DS_AT = DS_AT + DS_BYTES,
                               DQ_AT = OTHER_DS_AT + DS_BYTES, STATS_AT = DQ_AT + CONSUMERS * DQ_BYTES,
                               WORK_AT = STATS_AT + Q_STAGES * STATS_BYTES,
                               DQ_TILES_AT = WORK_AT + WORK_STAGES * sizeof(WorkTile),
@@ -63,7 +65,9 @@ template <> struct BackwardLayout<256, 256> {
         Q_EMPTY = Q_FULL + Q_STAGES,
         DO_FULL = Q_EMPTY + Q_STAGES,
         DO_EMPTY = DO_FULL + DO_STAGES,
-        DS_FULL = DO_EMPTY + DO_STAGES,
+        P_FULL = DO_EMPTY + DO_STAGES,
+        P_EMPTY,
+        DS_FULL,
         DS_EMPTY,       /* both consumers have read dS */
         OTHER_DS_FULL,  /* the other CTA has written its dS here */
         OTHER_DS_EMPTY, /* both consumers of the other CTA have read this CTA's dS */
@@ -94,7 +98,7 @@ template <> struct BackwardLayout<256, 256> {
     DEVICE uint32_t v() const { return smem + V_AT; }
     DEVICE uint32_t q(int stage) const { return smem + Q_AT + (uint32_t)stage * Q_BYTES; }
     DEVICE uint32_t dout(int stage) const { return smem + DO_AT + (uint32_t)stage * DO_BYTES; }
-    DEVICE uint32_t p(int stage) const { return smem + P_AT + (uint32_t)stage * DS_BYTES; }
+    DEVICE uint32_t p() const { return smem + P_AT; }
     DEVICE uint32_t ds() const { return smem + DS_AT; }
     DEVICE uint32_t other_ds() const { return smem + OTHER_DS_AT; }
     DEVICE uint32_t dq(int consumer) const { return smem + DQ_AT + (uint32_t)consumer * DQ_BYTES; }
@@ -115,7 +119,8 @@ template <> struct BackwardLayout<256, 256> {
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
         for (int i = 0; i < DO_STAGES; i++)
             mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
-        mbarrier_init(barrier(DS_FULL), 4 * CONSUMERS), mbarrier_init(barrier(DS_EMPTY), CONSUMERS);
+        mbarrier_init(barrier(P_FULL), 4), mbarrier_init(barrier(P_EMPTY), 4);
+        mbarrier_init(barrier(DS_FULL), 4), mbarrier_init(barrier(DS_EMPTY), CONSUMERS);
         mbarrier_init(barrier(OTHER_DS_FULL), 1), mbarrier_init(barrier(OTHER_DS_EMPTY), CONSUMERS);
         for (int i = 0; i < CONSUMERS; i++)
             mbarrier_init(barrier(DQ_FULL, i), 4), mbarrier_init(barrier(DQ_EMPTY, i), 1);
