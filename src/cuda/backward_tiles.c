@@ -23,7 +23,7 @@ int64_t backward_key_blocks(const struct backward_problem *p, struct backward_ti
 int32_t backward_heads(const struct backward_problem *p, struct backward_tiles tiles, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(p->s_k, tiles.keys),
-                  of_key_head = cuda_ceil_div(p->s_q, tiles.rows) * (p->h_q / p->h_kv);
+                  of_key_head = cuda_ceil_div(p->s_q, tiles.rows) * tiles.heads;
     int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
     /* The key blocks of a head add to a tile one after the other. Causal: each block begins at another tile.
      * Full: all begin with the first tile, and enough heads are taken together that the next block starts
@@ -39,7 +39,16 @@ struct backward_layout backward_layout(const struct backward_problem *p, struct 
     l.dq_sums = l.rows + cuda_line_up(rows * NUMBERS * sizeof(float));
     l.taken = l.dq_sums + cuda_line_up(rows * (size_t)p->d_qk * sizeof(float));
     l.added = l.taken + cuda_line_up(sizeof(uint32_t));
-    l.bytes = l.added + cuda_line_up(count * (size_t)tiles.counters * sizeof(uint32_t));
+    l.head_sums = l.added + cuda_line_up(count * (size_t)tiles.counters * sizeof(uint32_t));
+    if (tiles.heads < p->h_q / p->h_kv) {
+        const size_t blocks = (size_t)(backward_key_blocks(p, tiles) * p->h_kv);
+        l.head_counters = (int64_t)(blocks * (size_t)tiles.warps);
+        l.heads_added =
+            l.head_sums + cuda_line_up(blocks * (size_t)tiles.keys * (size_t)(p->d_qk + p->d_v) * sizeof(float));
+    } else {
+        l.heads_added = l.head_sums;
+    }
+    l.bytes = l.heads_added + cuda_line_up((size_t)l.head_counters * sizeof(uint32_t));
     return l;
 }
 

@@ -3,7 +3,7 @@
  * The host part that Hopper's and the portable tensor-core gradient kernels of dense MHA share: row tiles,
  * key blocks, and the layout of the workspace.
  *
- * Workspace:  lse and delta of rows | sums of dQ | a counter | counters of tiles
+ * Workspace:  lse and delta of rows | sums of dQ | a counter | counters of tiles | sums of dK and dV | their counters
  */
 #ifndef FMLA_CUDA_BACKWARD_TILES_H
 #define FMLA_CUDA_BACKWARD_TILES_H
@@ -17,6 +17,8 @@ struct backward_tiles {
     int32_t rows;     /* of a tile */
     int32_t keys;     /* of a key block */
     int32_t counters; /* of a tile */
+    int32_t heads;    /* query heads with which a key block is processed: all of its key head, or 1 */
+    int32_t warps;    /* that each count the query heads added to a key block, if it is processed for each */
 };
 
 /* Return the numbers of row tiles and of key blocks of all requests: upper bounds for requests of any lengths
@@ -29,7 +31,8 @@ int64_t backward_key_blocks(const struct backward_problem *p, struct backward_ti
 int32_t backward_heads(const struct backward_problem *p, struct backward_tiles tiles, int32_t sms);
 
 struct backward_layout {
-    size_t rows, dq_sums, taken, added; /* byte offsets */
+    size_t rows, dq_sums, taken, added, head_sums, heads_added; /* byte offsets */
+    int64_t head_counters;
     size_t bytes;
 };
 struct backward_layout backward_layout(const struct backward_problem *p, struct backward_tiles tiles);

@@ -6,7 +6,8 @@
 
 struct backward_tiles sm80_mha_backward_tiles(const struct backward_problem *p)
 {
-    return (struct backward_tiles){MHA_BACKWARD_ROWS, MHA_BACKWARD_KEYS, MHA_BACKWARD_COUNTERS(p->d_qk)};
+    return (struct backward_tiles){MHA_BACKWARD_ROWS, MHA_BACKWARD_KEYS, MHA_BACKWARD_COUNTERS(p->d_qk),
+                                   (int32_t)(p->h_q / p->h_kv), 0};
 }
 
 int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes)

@@ -8,7 +8,9 @@ enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
     return (struct backward_tiles){MHA_BACKWARD_SM90_ROWS(p->d_qk), MHA_BACKWARD_SM90_KEYS(p->d_qk),
-                                   MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk)};
+                                   MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk),
+                                   p->causal ? 1 : (int32_t)(p->h_q / p->h_kv),
+                                   4 * MHA_BACKWARD_CONSUMERS * MHA_BACKWARD_SM90_CTAS(p->d_qk)};
 }
 
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,
@@ -46,7 +48,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
     *argument = "q";
     if (backward_row_tiles(p, tiles) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";
-    if (backward_key_blocks(p, tiles) > (INT32_MAX - MOST_BLOCKS) / p->h_kv)
+    if (backward_key_blocks(p, tiles) > (INT32_MAX - MOST_BLOCKS) / p->h_q)
         return "takes fewer than 2^31 - 65536 blocks of keys";
     if (!p->b) return NULL;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {

@@ -19,6 +19,7 @@
  */
 #pragma once
 
+#include "epilogue.cuh"
 #include "gradient.cuh"
 #include "scheduler.cuh"
 
@@ -135,13 +136,6 @@ DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                  "r"(from), "r"(bytes)
                  : "memory");
-}
-
-DEVICE uint32_t load_acquire(const uint32_t *from)
-{
-    uint32_t word;
-    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
 }
 
 DEVICE void wait_for_order(const uint32_t *added, uint32_t order)

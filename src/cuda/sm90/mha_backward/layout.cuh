@@ -27,8 +27,8 @@ namespace mha_backward {
 /* Stages of the ring of work tiles, between the producer and the consumers. */
 enum { WORK_STAGES = 2 };
 
-/* A work tile: a block of keys of a key head, with the tiles of rows that see it. The producer writes it, the
- * consumers read it; its first two parts are 16 bytes each. */
+/* A work tile: a block of keys of a key head, with the tiles of rows that see it, of all its query heads or of one.
+ * The producer writes it, the consumers read it; its first two parts are 16 bytes each. */
 struct WorkKeys {
     int key;  /* the first: index in the request, or among all tokens where requests are ragged */
     int keys; /* keys that belong to the request */
@@ -45,7 +45,8 @@ struct WorkTile {
     WorkRows q;
     int start; /* the tile at which the loop over a head's tiles starts (scheduler.cuh) */
     int order; /* in order: key blocks that add to dQ before this one; causal: those behind it */
-    int gap[2];
+    int head;  /* the first query head */
+    int block; /* of all requests' keys, of one head */
 };
 
 /* Returns the keys of the work tile at the address `work`. */

@@ -280,12 +280,19 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
                 mainloop_with_half_dq(l.work(work_stage.index), dk, dv);
             consumer_release(Layout::KEYS_EMPTY);
         }
-        const WorkKeys work = load_work_keys(l.work(work_stage.index));
+        const HeadSums heads = head_sums(p, l.work(work_stage.index), group, Layout::CONSUMERS, D_QK + D_V);
+        heads.wait_for_heads_before();
+        if (heads.is_last) {
+            const WorkKeys work = load_work_keys(l.work(work_stage.index));
+            store_dv<Element>(p.call, work, 64 * group, dv, heads, 0);
+            store_dk<Element>(p.call, work, 64 * group, dk, heads, D_V / 2);
+        } else {
+            heads.add(dv, 0), heads.add(dk, D_V / 2);
+            heads.count();
+        }
         __syncwarp();
         mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         work_stage.advance();
-        store_dv<Element>(p.call, work, 64 * group, dv);
-        store_dk<Element>(p.call, work, 64 * group, dk);
         return true;
     }
 

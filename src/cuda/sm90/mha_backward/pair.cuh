@@ -147,14 +147,22 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
         return tiles;
     }
 
-    /* Releases the work tile, and its keys if it has tiles of rows; returns where they are. */
-    DEVICE WorkKeys release_work(int tiles)
+    /* Releases the work tile, and its keys if it has tiles of rows, and writes `d`, dK or dV of them, by `store`. */
+    template <typename Store> DEVICE void end_work(int tiles, float (&d)[D_QK / 2], Store store)
     {
         if (tiles) consumer_release(Layout::KEYS_EMPTY);
-        const WorkKeys work = load_work_keys(l.work(work_stage.index));
+        const uint32_t at = l.work(work_stage.index);
+        const int part = Layout::CONSUMERS * cluster_rank() + group;
+        const HeadSums heads = head_sums(p, at, part, Layout::CTAS * Layout::CONSUMERS, D_QK);
+        heads.wait_for_heads_before();
+        if (heads.is_last) {
+            store(load_work_keys(at), heads);
+        } else {
+            heads.add(d, 0);
+            heads.count();
+        }
         warp_arrive(Layout::WORK_EMPTY + work_stage.index);
         work_stage.advance();
-        return work;
     }
 };
 
@@ -263,7 +271,9 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
 #pragma unroll
             for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
             if (tiles) mainloop(l.work(work_stage.index), dv);
-            store_dv<Element>(p.call, this->release_work(tiles), 0, dv);
+            this->end_work(tiles, dv, [&](const WorkKeys &work, const HeadSums &heads) {
+                store_dv<Element>(p.call, work, 0, dv, heads, 0);
+            });
         }
         this->end_dq();
     }
@@ -361,7 +371,9 @@ template <typename Element, typename Layout> struct GradientsConsumer : PairCons
 #pragma unroll
             for (int i = 0; i < D_QK / 2; i++) dk[i] = 0.0f;
             if (tiles) mainloop(l.work(work_stage.index), dk);
-            store_dk<Element>(p.call, this->release_work(tiles), 0, dk);
+            this->end_work(tiles, dk, [&](const WorkKeys &work, const HeadSums &heads) {
+                store_dk<Element>(p.call, work, 0, dk, heads, 0);
+            });
         }
         this->end_dq();
     }

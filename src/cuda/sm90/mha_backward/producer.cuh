@@ -115,7 +115,7 @@ template <typename Layout> struct Producer {
         return Layout::CTAS == 1 ? keys : max(keys, 0);
     }
 
-    DEVICE void publish(const WorkKeys &k, const WorkRows &q, int start, int order)
+    DEVICE void publish(const WorkKeys &k, const WorkRows &q, int start, int order, int head, int block)
     {
         mbarrier_wait(l.barrier(Layout::WORK_EMPTY, work_stage.index), work_stage.parity ^ 1);
         if (elect_one()) {
@@ -123,8 +123,7 @@ template <typename Layout> struct Producer {
             store_shared_16(work + offsetof(WorkTile, k), make_uint4(k.key, k.keys, k.request, k.head));
             store_shared_16(work + offsetof(WorkTile, q),
                             make_uint4(q.first_tile, q.tiles, q.diagonal, q.phase));
-            store_shared_4(work + offsetof(WorkTile, start), (uint32_t)start);
-            store_shared_4(work + offsetof(WorkTile, order), (uint32_t)order);
+            store_shared_16(work + offsetof(WorkTile, start), make_uint4(start, order, head, block));
             mbarrier_arrive(l.barrier(Layout::WORK_FULL, work_stage.index));
         }
         work_stage.advance();
@@ -142,17 +141,16 @@ template <typename Layout> struct Producer {
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
         const int first_key = block * KEYS + rank() * Layout::CTA_KEYS;
         publish({r.key + first_key, keys_from(r, first_key), p.call.starts_q ? 0u : (uint32_t)r.index,
-                 (uint32_t)head},
+                 (uint32_t)b.key_head},
                 {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1}, start,
-                p.call.causal ? blocks - 1 - block : block);
+                p.call.causal ? blocks - 1 - block : block, head, r.key_block + block);
         if (!tiles) return;
-        const int first_head = head * p.call.group;
-        load_rows(r, first_head, first + start);
-        load_keys(r, head, block);
+        load_rows(r, head, first + start);
+        load_keys(r, b.key_head, block);
 #pragma unroll 1
-        for (int h = first_head; h < first_head + p.call.group; h++) {
+        for (int h = head; h < head + p.work_heads; h++) {
 #pragma unroll 1
-            for (int tile = start + (h == first_head); tile < tiles; tile++) load_rows(r, h, first + tile);
+            for (int tile = start + (h == head); tile < tiles; tile++) load_rows(r, h, first + tile);
 #pragma unroll 1
             for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
         }
@@ -182,11 +180,11 @@ template <typename Layout> struct Producer {
         }
     }
 
-    /* The next number is taken ahead, except in order: work tiles wait for those of smaller numbers, and a
-     * number taken ahead would keep them waiting until the current work tile is done. */
+    /* The next number is taken ahead, except where work tiles wait for those of smaller numbers: a number taken ahead
+     * would keep them waiting until the current work tile is done. */
     DEVICE void run()
     {
-        const bool in_order = p.in_order, ahead = !in_order, takes = rank() == 0;
+        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = !in_order, takes = rank() == 0;
         const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
         for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {
             int next = ahead && takes ? shares + next_number(p) : 0;
@@ -194,7 +192,7 @@ template <typename Layout> struct Producer {
             if (in_order && takes) next = next_number(p);
             i = share_number(next);
         }
-        publish({0, 0, 0, 0}, {0, -1, 0, 0}, 0, 0);
+        publish({0, 0, 0, 0}, {0, -1, 0, 0}, 0, 0, 0, 0);
     }
 };
 

@@ -3,7 +3,7 @@
  * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
  *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
- *             delta = Σ dO out; clears the counters of dQ
+ *             delta = Σ dO out; clears the counters of dQ, and those of dK and dV
  *   finish    dq = scale · sums, in the layout of dq; begins on SMs that have no more products to compute,
  *             with tiles to which all key blocks have added
  */
@@ -53,6 +53,9 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
               thread = (int)threadIdx.x;
     let_next_kernel_start();
     if (row_tile == 0 && head == 0 && thread == 0) *p.taken = 0;
+    for (int64_t i = blockIdx.x * (int64_t)ROW_KERNEL_THREADS + thread; i < p.head_counters;
+         i += gridDim.x * (int64_t)ROW_KERNEL_THREADS)
+        p.heads_added[i] = 0;
     const Request r = find_request<true, ROWS, Layout::KEYS>(call, row_tile);
     const int first = (row_tile - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
@@ -112,7 +115,8 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
     }
     store_rows<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
                             (int64_t)(r.token + first) * call.dq.token + group * (Layout::D_QK / 2),
-                        call.dq.token, r.tokens - first, call.scale * DS_UNSCALE<Element>, dq);
+                        call.dq.token, r.tokens - first, call.scale * DS_UNSCALE<Element>, dq,
+                        [](float(&)[16], int) {});
 }
 
 } // namespace mha_backward

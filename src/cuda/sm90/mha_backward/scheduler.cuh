@@ -2,10 +2,12 @@
  *
  * Scheduler: which work tile a CTA takes, and the order of its tiles of rows.
  *
- * Work tiles are numbered by request; within a request by sets of key heads whose rows and sums of dQ fit L2;
- * within a set the key blocks with the most rows come first. Per head the loop over the tiles of rows goes
- * from tile `start` to the last and then from the first to the one before `start`, so that CTAs that process
- * the same head at the same time add to different tiles.
+ * A work tile has all query heads of its key head, or one: with a causal mask their sums of dQ and their rows would
+ * not fit L2 together. Those of one key head add to the same dK and dV, one after the other (epilogue.cuh), so work
+ * tiles are numbered first by the query head among those of its key head; then by request; within a request by sets of
+ * key heads whose rows and sums of dQ fit L2; within a set the key blocks with the most rows come first. Per head the
+ * loop over the tiles of rows goes from tile `start` to the last and then from the first to the one before `start`, so
+ * that CTAs that process the same head at the same time add to different tiles.
  */
 #pragma once
 
@@ -25,7 +27,7 @@ DEVICE int next_number(const mha_backward_sm90_params &p)
 /* The keys of a work tile. */
 struct KeyBlock {
     Request request;
-    int head;   /* key head */
+    int head, key_head; /* the first query head; the key head */
     int block;  /* of the request's keys; >= blocks: the number has no keys */
     int blocks; /* of the request */
 };
@@ -33,6 +35,8 @@ struct KeyBlock {
 /* Returns the keys of work tile number `i`. */
 template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm90_params &p, int i)
 {
+    const int part = fast_divide(i, p.blocks_divisor);
+    i -= part * p.key_blocks * p.call.h_kv;
     const Request r =
         find_request<false, Layout::ROWS, Layout::KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
     const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
@@ -40,7 +44,7 @@ template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm9
               in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
     const int number = in_set / heads, blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS,
               block = p.in_order && p.call.causal ? r.room - 1 - number : number;
-    return {r, head, block, blocks};
+    return {r, head * p.call.group + part * p.work_heads, head, block, blocks};
 }
 
 /* Returns a word of shared memory, uniform over the warp. */
@@ -58,7 +62,7 @@ template <typename Layout> struct RowTiles {
 
     DEVICE void begin(const mha_backward_sm90_params &p, uint32_t work)
     {
-        left = load_uniform(work + offsetof(WorkTile, q.tiles)) * p.call.group;
+        left = load_uniform(work + offsetof(WorkTile, q.tiles)) * p.work_heads;
         if (left) begin_run(p, work);
     }
 
@@ -67,8 +71,8 @@ template <typename Layout> struct RowTiles {
         const int first = load_uniform(work + offsetof(WorkTile, q.first_tile)),
                   tiles = load_uniform(work + offsetof(WorkTile, q.tiles)),
                   start = load_uniform(work + offsetof(WorkTile, start)),
-                  head = load_uniform(work + offsetof(WorkTile, k.head)) * p.call.group;
-        const int done = tiles * p.call.group - left, h = done / tiles, i = done - h * tiles;
+                  head = load_uniform(work + offsetof(WorkTile, head));
+        const int done = tiles * p.work_heads - left, h = done / tiles, i = done - h * tiles;
         const bool wraps = i >= tiles - start;
         const int tile = i + start - (wraps ? tiles : 0);
         index = (head + h) * p.row_tiles + first + tile;
