@@ -172,6 +172,8 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
     using Base::D_V, Base::SECOND, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::n, Base::q_stage,
         Base::q_parity, Base::work_stage;
 
+    /* dV of a tile runs on beside S of the next one; in fp16 ptxas finds no registers for that. */
+    static constexpr bool DV_OVERLAPS = Element::IS_BF16;
     static constexpr int LSE_EARLY = 2; /* · 16 rows whose lse is loaded before P is computed */
 
     struct Fragments {
@@ -235,6 +237,8 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
             n++;
             Fragments tile; /* of this iteration, so that nothing of the last one stays in registers */
             float dq[Layout::DQ_VALUES];
+            if constexpr (!DV_OVERLAPS) wgmma_wait<0>();
+            if constexpr (!DV_OVERLAPS) hold(dv), this->hold_words(w);
             begin_scores(tile);
             if (has_second) this->store_second_dq(second);
             wgmma_wait<1>();
