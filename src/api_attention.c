@@ -338,14 +338,13 @@ static fmla_status prepare_mha_forward(struct call *c)
     const fmla_mha_forward_args *args = &c->args.mha;
     const struct common common = COMMON(args);
     const struct checked_tensor *q = OF(mha_forward, q), *k = OF(mha_forward, k), *v = OF(mha_forward, v),
-                                *out = OF(mha_forward, out), *lse = OF(mha_forward, lse),
-                                *none = &(struct checked_tensor){0};
+                                *out = OF(mha_forward, out), *lse = OF(mha_forward, lse);
     const int64_t *size = c->checked.size;
     struct attention_problem *p = &c->problem;
     struct key_source *keys = &p->keys[0];
     TRY(check_starts(&c->checked, "cu_seqlens_q", OF(mha_forward, cu_seqlens_q)));
     TRY(check_starts(&c->checked, "cu_seqlens_k", OF(mha_forward, cu_seqlens_k)));
-    TRY(fill(c, &common, q, none, out, lse));
+    TRY(fill(c, &common, q, OF(mha_forward, attn_sink), out, lse));
     TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
     keys->kind = KEYS_PAGED;
     if (c->checked.flat) {

@@ -33,7 +33,7 @@ static void fill(struct call *c)
 {
     const fmla_mha_backward_args *args = &c->args;
     const bool flat = c->checked.flat;
-    const int64_t *size = c->checked.size, *of_lse = OF(lse)->stride;
+    const int64_t *size = c->checked.size, *of_lse = OF(lse)->stride, *of_dlse = OF(dlse)->stride;
     c->problem = (struct backward_problem){
         .b = flat ? size[DIM_splits] - 1 : size[DIM_b],
         .s_q = flat ? most_of(args->max_s_q, size[DIM_tokens_q]) : size[DIM_s_q],
@@ -56,7 +56,10 @@ static void fill(struct call *c)
         .dk = view_of(c, OF(dk)),
         .dv = view_of(c, OF(dv)),
         .lse = OF(lse)->data,
+        .dlse = OF(dlse)->data,
         .lse_stride = {flat ? 0 : of_lse[0], of_lse[1 - flat]},
+        .dlse_stride = {flat ? 0 : of_dlse[0], of_dlse[1 - flat]},
+        .d_attn_sink = OF(d_attn_sink)->data,
         .causal = args->causal,
         .deterministic = args->deterministic,
         .stream = args->stream,
@@ -72,16 +75,16 @@ static void fill(struct call *c)
 static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
 {
     struct backward_problem *p = &c->problem;
-    struct result_rules rules;
     TRY(check_call(operation, caller, &c->args, shape_only, &c->checked));
     const char *op = c->checked.operation;
     TRY(check_starts(&c->checked, "cu_seqlens_q", OF(cu_seqlens_q)));
     TRY(check_starts(&c->checked, "cu_seqlens_k", OF(cu_seqlens_k)));
     fill(c);
-    TRY(check_result_rules(op, &(struct checked_tensor){0}, 0, c->args.log_base, &rules));
+    TRY(check_result_rules(op, OF(attn_sink), 0, c->args.log_base, &p->rules));
+    if (OF(d_attn_sink)->name && !OF(attn_sink)->name)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: d_attn_sink: is a tensor, must be NULL without attn_sink", op);
     TRY(check_scale(op, c->args.softmax_scale, p->d_qk, &p->scale));
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
-    p->lse_factor = rules.lse_factor;
     const struct wanted wanted = {.operation = operation,
                                   .device = p->device,
                                   .argument = "q",

@@ -189,13 +189,14 @@ struct backward_problem {
     int64_t h_q, h_kv, d_qk, d_v;
     bool is_ragged;
     struct ragged ragged_q, ragged_k; /* if is_ragged */
-    enum element element;             /* of every tensor except lse */
+    enum element element;             /* of every tensor but those of lse and of the sink */
     fmla_device device;
     struct token_view q, k, v, out, dout; /* read */
     struct token_view dq, dk, dv;         /* written */
-    const float *lse;
-    int64_t lse_stride[2]; /* request, head; tokens are contiguous */
-    float lse_factor;      /* 1, or log2(e) for logarithms to base 2 */
+    const float *lse, *dlse;              /* dlse: NULL: 0 */
+    int64_t lse_stride[2], dlse_stride[2]; /* request, head; tokens are contiguous */
+    float *d_attn_sink;                    /* [h_q]; NULL: not wanted */
+    struct result_rules rules;             /* of the forward call */
     float scale;
     bool causal;
     bool deterministic; /* dq has the same bits in every run, as dk and dv always have */

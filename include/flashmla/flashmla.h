@@ -693,6 +693,7 @@ typedef struct fmla_mha_forward_args {
     /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. On Hopper a request of more
      * than 2^24 query rows times splits is not split. */
     int32_t num_splits;
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
 } fmla_mha_forward_args;
 
 /* Returns the workspace of fmla_mha_forward for these arguments, in bytes, and its alignment; either may be
@@ -755,13 +756,16 @@ typedef struct fmla_mha_backward_args {
     float softmax_scale;   /* as in the forward call; 0 = 1/sqrt(d_qk); finite */
     int32_t causal;        /* as in the forward call */
     int32_t deterministic; /* 1: dq also has the same bits in every run, as it always has on the CPU */
-    int32_t log_base;      /* FMLA_LOG_…, of lse */
+    int32_t log_base;      /* FMLA_LOG_…, of lse and, as its gradient, of dlse */
+    const fmla_tensor *attn_sink;   /* as in the forward call */
+    const fmla_tensor *dlse;        /* the gradient of lse, with its shape, fp32; NULL = 0. Not read for a row without keys */
+    const fmla_tensor *d_attn_sink; /* the gradient of attn_sink, [h_q] fp32; written; NULL = not wanted */
 } fmla_mha_backward_args;
 
 /* Returns the workspace of fmla_mha_backward for these arguments, in bytes, and its alignment; either may be
  * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with every
- * dimension, and linearly with tokens: on the CPU it is 8 bytes per row, 40 bytes per request, and scratch
- * per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, and little more.
+ * dimension, and linearly with tokens: on the CPU it is 8 bytes per row, 4 bytes per 64 rows of a head,
+ * 40 bytes per request, and scratch per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, and little more.
  * Errors: as fmla_mha_backward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,
                                                       size_t *alignment);
@@ -778,8 +782,8 @@ FMLA_API fmla_status fmla_mha_backward_workspace_bound(const fmla_mha_backward_a
  * Errors: as fmla_mha_backward_workspace_size. */
 FMLA_API fmla_status fmla_mha_backward_kernel(const fmla_mha_backward_args *args, const char **name);
 
-/* Computes the gradients. dk and dv have the same bits in every run; on the CPU all three have, for any
- * number of threads and any batch around a request.
+/* Computes the gradients. dk, dv and d_attn_sink have the same bits in every run; on the CPU all have, for any
+ * number of threads, and dq, dk and dv for any batch around a request.
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No
  * value in cu_seqlens or lse is an error. */
 FMLA_API fmla_status fmla_mha_backward(const fmla_mha_backward_args *args);

@@ -2,15 +2,16 @@
  *
  * Gradients of dense MHA on the CPU: the driver. The microkernels (backward.h) do the arithmetic.
  *
- * A first loop computes delta = Σ dout · out of every row and converts its lse to base 2. A second loop
- * computes dk and dv by tiles of keys, and dq by tiles of query rows. Each tile reads everything that it
+ * A first loop computes delta = Σ dout · out of every row and converts its lse to base 2; the sink and the
+ * gradient of lse enter through these two (row_numbers). A second loop computes dk and dv by tiles of keys, and dq by tiles of query rows. Each tile reads everything that it
  * meets, so a result is one sum in one order, whatever thread runs it and whatever other requests are in the
  * batch. Scores and dP are therefore computed twice: seven products where one sweep would take five. One
  * sweep would add to dq from all tiles of keys, which requires either an order among them, and so threads
  * that wait, or several copies of dq. Separate loops write zero gradients for the tokens and keys of no
  * request.
  *
- * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | spans of requests | one scratch per worker
+ * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | gradients of sinks, [blocks of tokens][h_q] fp32 |
+ *             spans of requests | one scratch per worker
  */
 #include "backward.h"
 
@@ -20,13 +21,18 @@
 
 enum { TOKENS_OF_ITEM = 64 };
 
+static int64_t items_of(int64_t tokens)
+{
+    return (tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM;
+}
+
 struct work {
     const struct backward_problem *problem;
     const struct cpu_gradients *gradients;
     struct thread_pool pool;
-    int64_t tokens; /* of all requests */
-    size_t rows, delta_offset, spans_offset, scratch_offset, scratch_bytes;
-    float *lse, *delta;
+    int64_t tokens;     /* of all requests */
+    size_t rows, delta_offset, sinks_offset, spans_offset, scratch_offset, scratch_bytes;
+    float *lse, *delta, *dsinks; /* dsinks: of TOKENS_OF_ITEM tokens each */
     struct cpu_span *spans; /* [b + 1]; items are tiles of keys and of rows */
     char *workspace;
 };
@@ -46,7 +52,8 @@ fmla_status cpu_backward_prepare(const struct kernel_driver *driver, union probl
                     "%s: q: two numbers for each of %lld tokens and %lld heads exceed the address space",
                     operation_name(OP_MHA_BACKWARD), (long long)w->tokens, (long long)p->h_q);
     w->delta_offset = cpu_line_up(w->rows * sizeof(float));
-    w->spans_offset = 2 * w->delta_offset;
+    w->sinks_offset = 2 * w->delta_offset;
+    w->spans_offset = w->sinks_offset + cpu_line_up((size_t)(items_of(w->tokens) * p->h_q) * sizeof(float));
     w->scratch_offset = w->spans_offset + cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
     w->scratch_bytes = w->gradients->scratch_bytes(p);
     prepared->bytes = w->scratch_offset + w->scratch_bytes * (size_t)w->pool.workers;
@@ -56,25 +63,103 @@ fmla_status cpu_backward_prepare(const struct kernel_driver *driver, union probl
 
 /* ---- lse and delta of rows ------------------------------------------------------------------- */
 
-/* Computes lse and delta of the rows of up to TOKENS_OF_ITEM tokens. */
+/* The numbers of a row of which the kernels compute
+ *
+ *   P' = 2^(S - lse')      dS = P' (dP - delta')
+ *
+ * although dS = P' (dP - delta) + P dlse. With r = exp(sink - lse), P' = P / (1 + r): so lse' = lse + log2(1 + r)
+ * and delta' = delta - (1 + r) dlse. r is at most 2^MOST_RATIO: a larger one would leave no bits of P' and an
+ * infinite delta', of which P dlse is the product. 2^-64 P for P' changes no sum, no P above 2^-62 is lost, and
+ * dlse may reach 2^63. A NaN stays one. */
+struct row_numbers {
+    float lse, delta;
+    float dsink; /* its part of the gradient of the sink */
+};
+
+enum { MOST_RATIO = 64 };
+
+static struct row_numbers numbers_of(const struct backward_problem *p, int64_t head, float lse_of_row,
+                                     float delta, float dlse)
+{
+    const float to_base_2 = p->rules.lse_factor == 1.0f ? TILE_LOG2_E : 1.0f, lse = lse_of_row * to_base_2;
+    struct row_numbers row = {lse, delta - dlse * p->rules.lse_factor, 0.0f};
+    if (isinf(lse_of_row)) return (struct row_numbers){INFINITY, 0.0f, 0.0f};
+    if (!p->rules.attn_sink) return row;
+    const float above = p->rules.attn_sink[head] * TILE_LOG2_E - lse;
+    const float ratio = exp2f(above > MOST_RATIO ? MOST_RATIO : above);
+    row.lse = lse + log1pf(ratio) * TILE_LOG2_E;
+    row.delta = delta - dlse * p->rules.lse_factor * (1.0f + ratio);
+    row.dsink = -delta / (1.0f + exp2f(-above));
+    return row;
+}
+
+/* Returns the request of a token of ragged requests; b: it belongs to none. */
+static int64_t request_at(const struct work *w, int64_t token)
+{
+    int64_t low = 0, high = w->problem->b; /* that of the token is in [low - 1, high - 1] */
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (w->spans[middle].span.first_token <= token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const struct span *const span = low ? &w->spans[low - 1].span : NULL;
+    return span && token < span->first_token + span->tokens ? low - 1 : w->problem->b;
+}
+
+/* Returns the first token of its request that sees a key; all behind it do. */
+static int64_t first_seeing(const struct backward_problem *p, const struct span *span)
+{
+    const int64_t blind = p->causal ? span->tokens - span->keys : 0;
+    return !span->keys ? span->tokens : blind > 0 ? blind : 0;
+}
+
+/* Computes the numbers of the rows of a token. Without keys they are those of an empty row, whatever lse holds. */
+static void run_token(const struct work *w, int64_t t, float *dsinks)
+{
+    const struct backward_problem *p = w->problem;
+    const int64_t group = backward_group(p), token = p->is_ragged ? t : t % p->s_q,
+                  number = p->is_ragged ? request_at(w, t) : t / p->s_q, request = p->is_ragged ? 0 : number;
+    const struct span *const span = number < p->b ? &w->spans[number].span : NULL;
+    const bool sees = span && token - span->first_token >= first_seeing(p, span);
+    for (int64_t h = 0; h < p->h_q; h++) {
+        const int64_t row = (h / group * w->tokens + t) * group + h % group;
+        struct row_numbers numbers = {INFINITY, 0.0f, 0.0f};
+        if (sees) {
+            const float lse = p->lse[request * p->lse_stride[0] + h * p->lse_stride[1] + token],
+                        dlse = p->dlse ? p->dlse[request * p->dlse_stride[0] + h * p->dlse_stride[1] + token]
+                                       : 0.0f;
+            const float delta = w->gradients->delta(
+                (const uint16_t *)(const void *)backward_at(&p->out, request, token, h),
+                (const uint16_t *)(const void *)backward_at(&p->dout, request, token, h), p->d_v, p->element);
+            numbers = numbers_of(p, h, lse, delta, dlse);
+        }
+        w->lse[row] = numbers.lse, w->delta[row] = numbers.delta, dsinks[h] += numbers.dsink;
+    }
+}
+
+/* Does so for up to TOKENS_OF_ITEM tokens. */
 static void run_rows(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
-    const struct backward_problem *p = w->problem;
-    const int64_t group = backward_group(p), first = index * TOKENS_OF_ITEM,
+    const int64_t first = index * TOKENS_OF_ITEM,
                   end = first + TOKENS_OF_ITEM < w->tokens ? first + TOKENS_OF_ITEM : w->tokens;
-    const float to_base_2 = p->lse_factor == 1.0f ? TILE_LOG2_E : 1.0f;
+    float *const dsinks = w->dsinks + index * w->problem->h_q;
     (void)worker;
-    for (int64_t h = 0; h < p->h_q; h++)
-        for (int64_t t = first; t < end; t++) {
-            const int64_t request = p->is_ragged ? 0 : t / p->s_q, token = p->is_ragged ? t : t % p->s_q;
-            const int64_t row = (h / group * w->tokens + t) * group + h % group;
-            const float lse = p->lse[request * p->lse_stride[0] + h * p->lse_stride[1] + token];
-            w->lse[row] = isinf(lse) ? INFINITY : lse * to_base_2;
-            w->delta[row] = w->gradients->delta(
-                (const uint16_t *)(const void *)backward_at(&p->out, request, token, h),
-                (const uint16_t *)(const void *)backward_at(&p->dout, request, token, h), p->d_v, p->element);
-        }
+    for (int64_t h = 0; h < w->problem->h_q; h++) dsinks[h] = 0.0f;
+    for (int64_t t = first; t < end; t++) run_token(w, t, dsinks);
+}
+
+/* Adds up the gradients of the sinks. */
+static void write_dsinks(const struct work *w)
+{
+    const struct backward_problem *p = w->problem;
+    for (int64_t h = 0; p->d_attn_sink && h < p->h_q; h++) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < items_of(w->tokens); i++) sum += (double)w->dsinks[i * p->h_q + h];
+        p->d_attn_sink[h] = (float)sum;
+    }
 }
 
 /* ---- Tokens and keys of no request ----------------------------------------------------------- */
@@ -187,14 +272,15 @@ fmla_status cpu_backward_run(const struct kernel_driver *driver, union problem p
         clear_outside(&w, &p->ragged_k, &p->dk, p->h_kv, p->d_qk);
         clear_outside(&w, &p->ragged_k, &p->dv, p->h_kv, p->d_v);
     }
-    if (!p->b) return FMLA_OK;
     w.workspace = p->workspace;
     w.lse = (float *)(void *)w.workspace;
     w.delta = (float *)(void *)(w.workspace + w.delta_offset);
+    w.dsinks = (float *)(void *)(w.workspace + w.sinks_offset);
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = find_spans(&w, &cost);
-    threads_run(&w.pool, (w.tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM,
-                cost_of_moving(4.0 * (double)w.rows * (double)p->d_v), run_rows, &w);
+    threads_run(&w.pool, items_of(w.tokens), cost_of_moving(4.0 * (double)w.rows * (double)p->d_v), run_rows,
+                &w);
+    write_dsinks(&w);
     threads_run(&w.pool, tiles, cost, run_tile, &w);
     return FMLA_OK;
 }

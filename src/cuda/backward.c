@@ -10,7 +10,8 @@ static struct mha_vectors vectors_of(const struct token_view *view)
     return (struct mha_vectors){view->data, view->request, view->token, view->head};
 }
 
-struct mha_backward_params cuda_backward_params(const struct backward_problem *p)
+struct mha_backward_params cuda_backward_params(const struct backward_problem *p, void *of_dsink,
+                                                int64_t dsink_parts)
 {
     const bool ragged = p->is_ragged;
     return (struct mha_backward_params){
@@ -29,7 +30,7 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
         .causal = p->causal,
         .scale = p->scale,
         .scale_log2 = cuda_scale_log2(p->scale),
-        .lse_log2 = p->lse_factor == 1.0f ? cuda_scale_log2(1.0f) : 1.0f,
+        .lse_log2 = p->rules.lse_factor == 1.0f ? cuda_scale_log2(1.0f) : 1.0f,
         .q = vectors_of(&p->q),
         .k = vectors_of(&p->k),
         .v = vectors_of(&p->v),
@@ -40,7 +41,26 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
         .dv = vectors_of(&p->dv),
         .lse = p->lse,
         .lse_stride = {p->lse_stride[0], p->lse_stride[1]},
+        .attn_sink = p->rules.attn_sink,
+        .dlse = p->dlse,
+        .dlse_stride = {p->dlse_stride[0], p->dlse_stride[1]},
+        .dlse_natural = p->rules.lse_factor,
+        .dsink_parts = dsink_parts,
+        .of_dsink = p->d_attn_sink ? of_dsink : NULL,
+        .d_attn_sink = p->d_attn_sink,
     };
+}
+
+fmla_status cuda_backward_add_dsinks(const struct cuda_scope *scope, const struct backward_problem *p,
+                                     struct mha_backward_params *params)
+{
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_MHA_BACKWARD_DSINKS}),
+        .blocks = p->h_q,
+        .stream = p->stream,
+    };
+    return p->d_attn_sink ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
+                          : FMLA_OK;
 }
 
 const char *cuda_backward_refuses(const struct kernel_driver *driver, union problem problem,
@@ -77,7 +97,7 @@ fmla_status cuda_backward_run(const struct kernel_driver *driver, union problem 
         p->b ? (const struct cuda_gradients *)driver : &cuda_any_gradients;
     struct cuda_scope scope;
     (void)prepared;
-    if (!p->b && !p->is_ragged) return FMLA_OK;
+    if (!p->b && !p->is_ragged && !p->d_attn_sink) return FMLA_OK;
     fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
     if (status) return status;
     status = gradients->launch(&scope, p);

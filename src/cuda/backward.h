@@ -26,7 +26,13 @@ driver_run cuda_backward_run;
 
 extern const struct cuda_gradients cuda_any_gradients, cuda_sm80_gradients, cuda_sm90_gradients;
 
-/* Returns the kernel parameters of a problem. */
-struct mha_backward_params cuda_backward_params(const struct backward_problem *p);
+/* Returns the kernel parameters of a problem. The kernels leave `dsink_parts` parts of each head's gradient of the
+ * sink, if it is wanted, at `of_dsink`. */
+struct mha_backward_params cuda_backward_params(const struct backward_problem *p, void *of_dsink,
+                                                int64_t dsink_parts);
+
+/* Adds the parts, if they are wanted; after the kernels that leave them. */
+fmla_status cuda_backward_add_dsinks(const struct cuda_scope *scope, const struct backward_problem *p,
+                                     struct mha_backward_params *params);
 
 #endif

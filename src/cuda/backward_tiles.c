@@ -48,7 +48,8 @@ struct backward_layout backward_layout(const struct backward_problem *p, struct 
     } else {
         l.heads_added = l.head_sums;
     }
-    l.bytes = l.heads_added + cuda_line_up((size_t)l.head_counters * sizeof(uint32_t));
+    l.of_dsink = l.heads_added + cuda_line_up((size_t)l.head_counters * sizeof(uint32_t));
+    l.bytes = l.of_dsink + cuda_line_up(count * sizeof(float));
     return l;
 }
 

@@ -3,7 +3,8 @@
  * The host part that Hopper's and the portable tensor-core gradient kernels of dense MHA share: row tiles,
  * key blocks, and the layout of the workspace.
  *
- * Workspace:  lse and delta of rows | sums of dQ | a counter | counters of tiles | sums of dK and dV | their counters
+ * Workspace:  lse and delta of rows | sums of dQ | a counter | counters of tiles | sums of dK and dV | their counters |
+ *             parts of the sinks' gradients
  */
 #ifndef FMLA_CUDA_BACKWARD_TILES_H
 #define FMLA_CUDA_BACKWARD_TILES_H
@@ -31,7 +32,7 @@ int64_t backward_key_blocks(const struct backward_problem *p, struct backward_ti
 int32_t backward_heads(const struct backward_problem *p, struct backward_tiles tiles, int32_t sms);
 
 struct backward_layout {
-    size_t rows, dq_sums, taken, added, head_sums, heads_added; /* byte offsets */
+    size_t rows, dq_sums, taken, added, head_sums, heads_added, of_dsink; /* byte offsets */
     int64_t head_counters;
     size_t bytes;
 };

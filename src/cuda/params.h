@@ -349,6 +349,12 @@ struct mha_backward_params {
     struct mha_vectors q, k, v, out, dout, dq, dk, dv;
     const float *lse;      /* infinite: the row sees no key */
     int64_t lse_stride[2]; /* request, head */
+    const float *attn_sink, *dlse; /* NULL: none */
+    int64_t dlse_stride[2];        /* request, head */
+    float dlse_natural;            /* factor that converts dlse to the natural logarithm's */
+    int64_t dsink_parts;           /* of a head */
+    float *of_dsink;               /* [h_q][dsink_parts]: parts of the sinks' gradients; NULL: not wanted */
+    float *d_attn_sink;            /* [h_q] */
 };
 
 /* Hopper's gradients. Row tiles and key blocks are numbered so that each request has room for its own
@@ -394,7 +400,7 @@ struct mha_backward_sm80_params {
 #define MHA_BACKWARD_SM90_CTAS(d_qk)     ((d_qk) == 256 ? 2 : 1)
 #define MHA_BACKWARD_SM90_DQ_PARTS(d_qk) ((d_qk) == 256 ? 4 : 2)
 #define MHA_BACKWARD_SM90_THREADS(d_qk)  ((d_qk) == 64 ? 512 : 384)
-enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
+enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2, DSINK_THREADS = 256 };
 
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */
 #define MHA_SM90_ROWS(d_qk)    ((d_qk) <= 96 ? 192 : 128)

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * The gradients of dense MHA, row by row. With P = exp(scale · q·k - lse), delta = Σ dout · out of the row
- * and dS = P · (dout·v - delta):
+ * The gradients of dense MHA, row by row. With P = exp(scale · q·k - lse), P' = P / (1 + exp(sink - lse)),
+ * delta = Σ dout · out of the row and dS = P' · (dout·v - delta) + P · dlse:
  *
- *   dq = scale · Σ_t dS_t k_t        dk_t = scale · Σ_rows dS_t q        dv_t = Σ_rows P_t dout
+ *   dq = scale · Σ_t dS_t k_t        dk_t = scale · Σ_rows dS_t q        dv_t = Σ_rows P'_t dout
+ *   dsink = -Σ_rows delta / (1 + exp(lse - sink))
  *
- * over the rows of all query heads that read the key head. Sums are in double and rounded once. The gradients
- * of tokens and keys of no request are 0.
+ * over the rows of all query heads that read the key head, dsink of each head. Sums are in double and rounded
+ * once. The gradients of tokens and keys of no request are 0.
  */
 #include "ref.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Workspace: the keys of one key head of a request with their gradients, and one row. */
+/* Workspace: the keys of one key head of a request with their gradients, one row, and the sums of dsink. */
 struct memory {
     double *k, *dk, *v, *dv; /* [keys][d_qk], the same, [keys][d_v], the same */
     double *q, *dq, *dout;   /* [d_qk], the same, [d_v] */
+    double *dsink;           /* [h_q] */
 };
 
 static int64_t most_keys(const struct backward_problem *p)
@@ -32,7 +34,7 @@ static fmla_status prepare(const struct kernel_driver *driver, union problem pro
     size_t of_keys;
     (void)driver;
     if (__builtin_mul_overflow(2 * (size_t)most_keys(p), width, &of_keys) ||
-        __builtin_mul_overflow(of_keys + 2 * width, sizeof(double), &prepared->bytes))
+        __builtin_mul_overflow(of_keys + 2 * width + (size_t)p->h_q, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: k: %lld keys of a request exceed the address space",
                     operation_name(OP_MHA_BACKWARD), (long long)most_keys(p));
     return FMLA_OK;
@@ -48,6 +50,7 @@ static struct memory memory_of(const struct backward_problem *p)
     m.q = m.dv + keys * d_v;
     m.dq = m.q + d_qk;
     m.dout = m.dq + d_qk;
+    m.dsink = m.dout + d_v;
     return m;
 }
 
@@ -85,17 +88,21 @@ static void add_row(const struct backward_problem *p, const struct memory *m, in
                     int64_t head, int64_t seen)
 {
     const float lse = p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token];
-    const double natural = (double)lse / (double)p->lse_factor, scale = (double)p->scale;
+    const double factor = (double)p->rules.lse_factor, natural = (double)lse / factor, scale = (double)p->scale;
+    const double sink = p->rules.attn_sink ? (double)p->rules.attn_sink[head] : -INFINITY;
     const uint16_t *out = vector_of(&p->out, request, token, head);
-    double delta = 0.0;
+    double delta = 0.0, dlse = 0.0;
     memset(m->dq, 0, (size_t)p->d_qk * sizeof *m->dq);
     load(m->q, p, vector_of(&p->q, request, token, head), p->d_qk);
     load(m->dout, p, vector_of(&p->dout, request, token, head), p->d_v);
     for (int64_t d = 0; d < p->d_v; d++) delta += m->dout[d] * (double)ref_load(out, p->element, d);
+    if (p->dlse) dlse = (double)p->dlse[request * p->dlse_stride[0] + head * p->dlse_stride[1] + token] * factor;
+    if (seen > 0 && !isinf(lse)) m->dsink[head] -= delta / (1.0 + exp(natural - sink));
     for (int64_t t = 0; t < seen && !isinf(lse); t++) {
         const double *k = m->k + t * p->d_qk, *v = m->v + t * p->d_v;
-        const double weight = exp(scale * dot_of(m->q, k, p->d_qk) - natural);
-        const double of_score = weight * (dot_of(m->dout, v, p->d_v) - delta);
+        const double of_lse = exp(scale * dot_of(m->q, k, p->d_qk) - natural), /* P */
+            weight = of_lse / (1.0 + exp(sink - natural));                     /* P' */
+        const double of_score = weight * (dot_of(m->dout, v, p->d_v) - delta) + of_lse * dlse;
         add(m->dq, scale * of_score, k, p->d_qk);
         add(m->dk + t * p->d_qk, scale * of_score, m->q, p->d_qk);
         add(m->dv + t * p->d_v, weight, m->dout, p->d_v);
@@ -145,11 +152,13 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
         clear(&p->dk, p->ragged_k.tokens, p->h_kv, p->d_qk);
         clear(&p->dv, p->ragged_k.tokens, p->h_kv, p->d_v);
     }
+    memset(m.dsink, 0, (size_t)p->h_q * sizeof *m.dsink);
     for (int64_t request = 0; request < p->b; request++) {
         span = backward_span(p, request, &span);
         for (int64_t key_head = 0; key_head < p->h_kv; key_head++)
             run_key_head(p, &m, request, &span, key_head);
     }
+    for (int64_t h = 0; p->d_attn_sink && h < p->h_q; h++) p->d_attn_sink[h] = (float)m.dsink[h];
     return FMLA_OK;
 }
 

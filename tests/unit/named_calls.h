@@ -20,7 +20,8 @@ enum {
     HAS_ROPE = 64,
     HAS_TABLES = 128, /* of a plan */
     HAS_NORM = 256,
-    HAS_TURNS = 512
+    HAS_TURNS = 512,
+    HAS_DLSE = 1024
 };
 
 static inline bool layout_has(const struct layout *l, const struct member *m)
@@ -33,6 +34,8 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"extra_kv_cache", HAS_EXTRA},
                     {"extra_indices", HAS_EXTRA},
                     {"attn_sink", HAS_SINK},
+                    {"d_attn_sink", HAS_SINK},
+                    {"dlse", HAS_DLSE},
                     {"extra_topk_length", HAS_EXTRA_LENGTHS},
                     {"lse", HAS_LSE},
                     {"max_logits", HAS_LSE},

@@ -56,6 +56,12 @@ static void test_either(void)
     TAKEN(call, "the oracle takes any sizes", resize_heads(&call, 40, 70), name_kernel(&call, "ref"));
     TAKEN(call, "fp16", call.layout.type = fp16, lay_out(&call));
     if (!backward) TAKEN(call, "without lse", leave_out("lse"));
+    TAKEN(call, "without a sink", leave_out("attn_sink"), backward ? leave_out("d_attn_sink") : (void)0);
+    if (backward) {
+        REFUSED(call, "d_attn_sink", "is a tensor|must be NULL without attn_sink", leave_out("attn_sink"));
+        TAKEN(call, "without the gradient of lse", leave_out("dlse"));
+        TAKEN(call, "a sink without its gradient", leave_out("d_attn_sink"));
+    }
     TAKEN(call, "keys that share memory", T(k).strides[0] = T(v).strides[0] = 0);
     TAKEN(call, "one key head", resize(&call, DIM_h_kv, 1));
     TAKEN(call, "wild strides of dimensions of size 1", one_of_each(&call));
@@ -118,8 +124,8 @@ static size_t bytes_now(void)
 }
 
 /* The workspace grows with requests; not with tokens in forward, where long requests have room for the parts of
- * their splits, so many rows on two threads; by two numbers per row in backward; the oracle's has at least one fp64
- * number per key. */
+ * their splits, so many rows on two threads; by two numbers per row and one per 64 in backward; the oracle's has at
+ * least one fp64 number per key. */
 static void test_workspace(void)
 {
     enum { PART_ROWS = (256 + 64 + 2 * 64) * 64 + 2 * 256 /* a tile of each thread */ };
@@ -131,7 +137,7 @@ static void test_workspace(void)
             set_up_form(flat);
             resize(&call, all[flat][0], tokens[i]), resize(&call, all[flat][1], tokens[i]);
             row = (size_t)call.layout.h_q * (flat ? 1 : 2) * 2 * sizeof(float);
-            again = bytes_now() - (backward ? (size_t)tokens[i] * row / 128 * 128 : 0);
+            again = bytes_now() - (backward ? (size_t)tokens[i] * row + ((size_t)tokens[i] + 63) / 64 * row / 2 : 0);
             const size_t more = i == 1 && !backward ? PART_ROWS * (size_t)(4 * call.layout.d_v + 8) : 0;
             if (i)
                 CHECK(again <= bytes + more + 128 && bytes <= again + 128, "%zu bytes, and %zu", again,
@@ -139,7 +145,7 @@ static void test_workspace(void)
             bytes = again;
         }
         resize(&call, all[flat][0], 4096), resize(&call, flat ? DIM_splits : DIM_b, 1 << 20);
-        again = bytes_now() - (backward ? (size_t)(flat ? 4096 * row : (row / 2 * 4096) << 20) : 0);
+        again = bytes_now() - (backward ? (size_t)(flat ? 4096 * row : (row / 2 * 4096) << 20) / 128 * 129 : 0);
         CHECK(again > bytes && again < bytes + (100 << 20), "%zu bytes for 2^20 requests, %zu for 2", again,
               bytes);
         set_up_form(flat), resize(&call, all[flat][1], INT32_MAX), name_kernel(&call, "ref");

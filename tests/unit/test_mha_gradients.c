@@ -48,12 +48,19 @@ static double at(const struct held *t, int64_t offset)
     return element(t, offset) + (t == nudged.tensor && offset == nudged.offset ? nudged.by : 0.0);
 }
 
-/* Returns out · dout of a row, and optionally puts its out and lse. */
+static int64_t row_of(const struct held *t, int64_t r, int64_t token, int64_t h)
+{
+    const int64_t *s = t->strides;
+    return form->flat ? h * s[0] + token : r * s[0] + h * s[1] + token;
+}
+
+/* Returns out · dout + lse · dlse of a row, and optionally puts its out and lse. */
 static double attend(int64_t r, int64_t token, int64_t h, int64_t first, int64_t seen, bool puts)
 {
     const struct held *const q = tensor("q"), *const k = tensor("k"), *const v = tensor("v"),
                              *const out = tensor("out"), *const dout = tensor("dout"),
-                             *const lse = tensor("lse");
+                             *const lse = tensor("lse"), *const dlse = tensor("dlse"),
+                             *const sink = tensor("attn_sink");
     const double scale = call.options.scale != 0.0f ? (double)call.options.scale : 1.0 / sqrt(D_QK);
     const int64_t g = h / (HEADS / KEY_HEADS);
     double weight[KEYS] = {0}, total = 0.0, loss = 0.0;
@@ -63,20 +70,22 @@ static double attend(int64_t r, int64_t token, int64_t h, int64_t first, int64_t
             score += scale * at(q, offset_of(q, r, token, h) + d) * at(k, offset_of(k, r, t, g) + d);
         total += weight[t] = exp(score);
     }
+    const double natural = seen > 0 ? log(total) : INFINITY,
+                 shown = natural * (call.options.base_2 ? log2_e : 1.0),
+                 kept = sink && seen > 0 ? 1.0 / (1.0 + exp(at(sink, h) - natural)) : 1.0;
     for (int d = 0; d < DV; d++) {
         double value = 0.0;
         for (int64_t t = first; t < first + seen; t++)
-            value += weight[t] / total * at(v, offset_of(v, r, t, g) + d);
+            value += weight[t] / total * kept * at(v, offset_of(v, r, t, g) + d);
         loss += value * element(dout, offset_of(dout, r, token, h) + d);
         if (puts) put(out, offset_of(out, r, token, h) + d, value);
     }
-    const double natural = seen > 0 ? log(total) : INFINITY;
-    const int64_t *s = lse->strides, of_row = form->flat ? h * s[0] + token : r * s[0] + h * s[1] + token;
-    if (puts) put(lse, of_row, natural * (call.options.base_2 ? log2_e : 1.0));
+    if (puts) put(lse, row_of(lse, r, token, h), shown);
+    if (dlse && seen > 0) loss += shown * element(dlse, row_of(dlse, r, token, h));
     return loss;
 }
 
-/* Returns Σ out · dout. */
+/* Returns Σ out · dout + Σ lse · dlse. */
 static double attend_all(bool puts)
 {
     double loss = 0.0;
@@ -93,7 +102,7 @@ static double attend_all(bool puts)
 
 /* ---- Gradients --------------------------------------------------------------------------------- */
 
-enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, PLANTED };
+enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, SINK, DLSE, PLANTED };
 
 /* Compares the gradient of an input with the loss's; returns how many numbers differ. Each is checked if none
  * may. */
@@ -141,33 +150,54 @@ static void plant(enum planted planted)
     if (planted == KEY) put_integers("cu_seqlens_k", (int32_t[]){0, 4}, 2);
     if (planted == LSE) add("lse", TOKENS * HEADS - 1, 0.2);
     if (planted == VALUES) add("v", 7, 0.3);
+    if (planted == SINK) add("attn_sink", HEADS - 1, 0.3);
+    if (planted == DLSE) add("dlse", TOKENS * HEADS - 1, 0.3);
 }
 
-static void check(bool causal, bool half, enum planted planted)
+/* Rows without keys have no gradient, whatever dlse holds. */
+static void put_nan_where_empty(bool causal)
+{
+    const struct held *const dlse = tensor("dlse");
+    for (int64_t r = 0; dlse && causal && r < form->b; r++) {
+        const int32_t *const q = form->starts[0] + r, *const k = form->starts[1] + r;
+        for (int64_t j = 0; j < q[1] - q[0] - (k[1] - k[0]); j++)
+            for (int64_t h = 0; h < HEADS; h++) put(dlse, row_of(dlse, r, form->flat ? q[0] + j : j, h), NAN);
+    }
+}
+
+static void check(bool causal, bool half, unsigned has, enum planted planted)
 {
     const int64_t b = form->b;
     const struct layout l =
         DESIGNATED(.b = b, .splits = b + 1, .s_q = TOKENS / b, .tokens_q = TOKENS, .s_k = KEYS / b,
                    .tokens_k = KEYS, .h_q = HEADS, .h_kv = KEY_HEADS, .d_qk = D_QK, .d_v = DV,
-                   .causal = causal, .flat = form->flat, .type = half ? fp16 : bf16);
+                   .causal = causal, .flat = form->flat, .type = half ? fp16 : bf16, .has = has);
     make(OP_MHA_BACKWARD, &l);
     put_integers("cu_seqlens_q", form->starts[0], (size_t)b + 1);
     put_integers("cu_seqlens_k", form->starts[1], (size_t)b + 1);
+    put_nan_where_empty(causal);
     attend_all(true);
     plant(planted);
     run_call("ref");
     if (planted == DOUT) add("dout", 3, -0.3); /* the definition has the inputs as they were */
     if (planted == VALUES) add("v", 7, -0.3);
-    const int wrong = compare("q", "dq", planted) + compare("k", "dk", planted) + compare("v", "dv", planted);
+    if (planted == SINK) add("attn_sink", HEADS - 1, -0.3);
+    if (planted == DLSE) add("dlse", TOKENS * HEADS - 1, -0.3);
+    int wrong = compare("q", "dq", planted) + compare("k", "dk", planted) + compare("v", "dv", planted);
+    if (has & HAS_SINK) wrong += compare("attn_sink", "d_attn_sink", planted);
     CHECK(!wrong == !planted, "call %u, defect %d: %d gradients differ", number, planted, wrong);
 }
 
 int main(void)
 {
-    for (int way = 0; way < 8; way++)
+    for (int way = 0; way < 32; way++)
         for (enum planted planted = NOTHING; planted < PLANTED; planted++) {
+            const unsigned has = (way & 8 ? HAS_SINK : 0) | (way & 16 ? HAS_DLSE : 0);
             form = &forms[way & 1];
-            if (planted != KEY || form->flat) check(way >> 1 & 1, way >> 2 & 1, planted);
+            if ((planted == KEY && !form->flat) || (planted == SINK && !(has & HAS_SINK)) ||
+                (planted == DLSE && !(has & HAS_DLSE)))
+                continue;
+            check(way >> 1 & 1, way >> 2 & 1, has, planted);
         }
     return check_done("test_mha_gradients");
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The portable kernels of the gradients of dense MHA: a warp takes a row of dq, then a warp takes a key of dk
- * and dv.
+ * and dv. The workspace, of which the kernels on tensor cores need more, has a part of its sink's gradient for each
+ * row.
  */
 #include "../backward.h"
 
@@ -21,7 +22,7 @@ static const char *refuses(const struct backward_problem *p, const char **argume
 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
-    struct mha_backward_params params = cuda_backward_params(p);
+    struct mha_backward_params params = cuda_backward_params(p, p->workspace, backward_tokens(p));
     const int64_t blocks[] = {blocks_of(backward_tokens(p), p->h_q), blocks_of(backward_keys(p), p->h_kv)};
     for (int variant = 0; variant < 2; variant++) {
         const struct cuda_launch launch = {
@@ -35,7 +36,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
                           : FMLA_OK;
         if (status) return status;
     }
-    return FMLA_OK;
+    return cuda_backward_add_dsinks(scope, p, &params);
 }
 
 const struct cuda_gradients cuda_any_gradients = {CUDA_BACKWARD_DRIVER, refuses, launch};

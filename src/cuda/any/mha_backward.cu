@@ -4,8 +4,13 @@
  * warp takes a row of dq, or a key of dk and dv, and adds in a fixed order, so that all three have the same
  * bits in every run. The warp computes the weight P and dS = P (dout·v - delta) = P (dout·(v - out)) of 32
  * keys or rows together, one key or row after the other; each lane keeps those of one. Then it adds their
- * vectors. The warp of a token or key that belongs to no request writes zeros.
+ * vectors. The warp of a token or key that belongs to no request writes zeros. device/backward_rows.cuh says how
+ * the sink and the gradient of lse enter.
+ *
+ * The gradient of the sink: a CTA a head adds what the rows, or the tiles of rows of the kernels on tensor cores,
+ * have left.
  */
+#include "../device/backward_rows.cuh"
 #include "../device/element.cuh"
 #include "../device/kernel.cuh"
 #include "../device/warp.cuh"
@@ -70,13 +75,6 @@ DEVICE uint16_t *address_of(const mha_vectors &of, int request, int token, int h
     return of.data + request * of.request + token * of.token + head * of.head;
 }
 
-/* Returns the base-2 lse of row (request, token, head); inf if it sees no key. */
-DEVICE float lse_of(const mha_backward_params &p, int request, int token, int head)
-{
-    const float lse = p.lse[request * p.lse_stride[0] + head * p.lse_stride[1] + token] * p.lse_log2;
-    return lse == -INFINITY ? INFINITY : lse;
-}
-
 template <typename Element> DEVICE void backward_row(const mha_backward_params &p)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -84,20 +82,23 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     const int64_t tokens = p.starts_q ? p.tokens_q : (int64_t)p.b * p.s_q, at = row / p.h_q;
     const int head = (int)(row - at * p.h_q), key_head = head / p.group;
     if (at >= tokens) return; /* the whole warp */
+    float *const of_dsink = p.of_dsink && lane == 0 ? p.of_dsink + head * tokens + at : NULL;
     RowRequest r;
+    if (of_dsink) *of_dsink = 0.0f;
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
     else if (!find_request<false>(p, (int)at, r))
         return clear_vector(address_of(p.dq, 0, (int)at, head), p.d_qk);
     const int token = p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q);
-    const float lse = lse_of(p, r.number, token, head);
-    const int visible = lse == INFINITY ? 0
-                        : p.causal      ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
-                                        : r.keys;
+    const RowNumbers numbers = row_numbers(p, r.number, token, head);
+    const int visible = numbers.lse == INFINITY ? 0
+                        : p.causal              ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
+                                                : r.keys;
     const Vector q = load_vector<Element>(address_of(p.q, r.number, token, head), p.d_qk),
                  out = load_vector<Element>(address_of(p.out, r.number, token, head), p.d_v),
                  dout = load_vector<Element>(address_of(p.dout, r.number, token, head), p.d_v);
-    const float delta = dot_of(dout, out);
+    const float of_out = dot_of(dout, out), delta = of_out - numbers.off_delta;
+    if (of_dsink && visible > 0) *of_dsink = numbers.dsink * of_out;
     Vector dq = {};
     for (int first = 0; first < visible; first += 32) {
         const int count = min(visible - first, 32);
@@ -110,7 +111,7 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
                 dot_of(dout, load_vector<Element>(address_of(p.v, r.number, key, key_head), p.d_v));
             if (lane == j) score = s, dp = d;
         }
-        const float ds = exp2f(fmaf(score, p.scale_log2, -lse)) * (dp - delta);
+        const float ds = exp2f(fmaf(score, p.scale_log2, -numbers.lse)) * (dp - delta);
 #pragma unroll 2
         for (int j = 0; j < count; j++)
             add_vector(dq, __shfl_sync(~0u, ds, j),
@@ -128,8 +129,9 @@ DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head
     const int lane = (int)threadIdx.x % 32, end = r.token + r.tokens;
     for (; first < end; first += 32) {
         const int count = min(end - first, 32);
-        const float lse = lane < count ? lse_of(p, r.number, first + lane, head) : INFINITY;
-        const unsigned empty = __ballot_sync(~0u, lse == INFINITY);
+        RowNumbers numbers = {INFINITY, 0.0f, 0.0f};
+        if (lane < count) numbers = row_numbers(p, r.number, first + lane, head);
+        const unsigned empty = __ballot_sync(~0u, numbers.lse == INFINITY);
         float score = 0.0f, dp = 0.0f;
 #pragma unroll 2
         for (int j = 0; j < count; j++) {
@@ -141,7 +143,8 @@ DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head
             const float d = dot_of(dout, difference_of(v, out));
             if (lane == j) score = s, dp = d;
         }
-        const float weight = exp2f(fmaf(score, p.scale_log2, -lse)), ds = weight * dp;
+        const float weight = exp2f(fmaf(score, p.scale_log2, -numbers.lse)),
+                    ds = weight * (dp + numbers.off_delta);
 #pragma unroll 2
         for (int j = 0; j < count; j++) {
             const float w = __shfl_sync(~0u, weight, j), d = __shfl_sync(~0u, ds, j);
@@ -178,7 +181,18 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     store_vector<Element>(address_of(p.dv, r.number, key, key_head), p.d_v, dv, 1.0f);
 }
 
+/* The sum of a head's parts, in an order that follows from their number. */
+DEVICE void add_dsinks(const mha_backward_params &p)
+{
+    const float *parts = p.of_dsink + blockIdx.x * p.dsink_parts;
+    float sum = 0.0f;
+    for (int64_t i = threadIdx.x; i < p.dsink_parts; i += DSINK_THREADS) sum += parts[i];
+    sum = cta_sum<DSINK_THREADS>(sum);
+    if (threadIdx.x == 0) p.d_attn_sink[blockIdx.x] = sum;
+}
+
 DEFINE_KERNEL(mha_backward_rows_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Bf16>(p))
 DEFINE_KERNEL(mha_backward_rows_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Fp16>(p))
 DEFINE_KERNEL(mha_backward_keys_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Bf16>(p))
 DEFINE_KERNEL(mha_backward_keys_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Fp16>(p))
+DEFINE_KERNEL(mha_backward_dsinks, mha_backward_params, (DSINK_THREADS, 2), add_dsinks(p))

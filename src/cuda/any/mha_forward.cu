@@ -61,14 +61,14 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
                 if (32 * i < p.d_v) o[i] = fmaf(of_key, Element::to_float(value[32 * i + lane]), o[i]);
         }
     }
-    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float lse = sum == 0.0f ? -INFINITY : (most == -INFINITY ? 0.0f : most) + logf(sum),
+                factor = sum == 0.0f ? 0.0f : result_sink_factor(p.output.rules, head, lse) / sum;
     uint16_t *out = p.output.out + out_offset(p.output, r.number, coord);
 #pragma unroll
     for (int i = 0; i < MOST_OF_LANE; i++)
         if (32 * i < p.d_v) out[32 * i + lane] = Element::from_float(sum == 0.0f ? 0.0f : o[i] * factor);
     if (lane == 0)
-        store_lse(p.output, r.number, coord,
-                  sum == 0.0f ? -INFINITY : (most == -INFINITY ? 0.0f : most) + logf(sum));
+        store_lse(p.output, r.number, coord, lse);
 }
 
 DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Bf16>(p))

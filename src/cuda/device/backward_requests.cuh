@@ -64,3 +64,9 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
         last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);
     }
 }
+
+/* Returns the first row of a request that sees a key; all behind it do. */
+DEVICE int first_seeing_row(const mha_backward_params &call, const Request &r)
+{
+    return !r.keys ? r.tokens : call.causal ? max(r.tokens - r.keys, 0) : 0;
+}

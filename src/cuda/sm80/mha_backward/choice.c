@@ -16,7 +16,9 @@ int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, in
     const int64_t blocks = backward_key_blocks(p, sm80_mha_backward_tiles(p)) * p->h_kv;
     const bool fits =
         p->d_qk == 192 && MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE, MHA_BACKWARD_ROWS) <= shared_bytes;
-    return fits && blocks > sms ? MHA_BACKWARD_WIDE : MHA_BACKWARD_KEYS;
+    /* The wide kernel has P in fp16 until dS (device/backward_rows.cuh). */
+    const bool in_fp16 = p->dlse && p->rules.attn_sink;
+    return fits && !in_fp16 && blocks > sms ? MHA_BACKWARD_WIDE : MHA_BACKWARD_KEYS;
 }
 
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument)

@@ -48,7 +48,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const enum mha_size size = mha_size_of(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm80_params params = {
-        .call = cuda_backward_params(p),
+        .call = cuda_backward_params(p, workspace + at.of_dsink, backward_row_tiles(p, tiles)),
         .row_tiles = (int32_t)backward_row_tiles(p, tiles),
         .key_blocks = (int32_t)backward_key_blocks(p, tiles),
         .heads_of_set = backward_heads(p, tiles, device->sms),
@@ -67,7 +67,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD,
                                shape_of(p->d_qk, tiles.keys, device->shared_bytes), blocks);
     if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_FINISH, size, row_tiles);
-    return status;
+    return status ? status : cuda_backward_add_dsinks(scope, p, &params.call);
 }
 
 const struct cuda_gradients cuda_sm80_gradients = {CUDA_BACKWARD_DRIVER, sm80_mha_backward_refuses, launch};

@@ -3,7 +3,8 @@
  * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
  *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
- *             delta = Σ dO out; clears the sums of dQ
+ *             delta = Σ dO out, both as row_numbers says; clears the sums of dQ; the tile's part of the gradient
+ *             of the sink
  *   finish    dq = scale · sums
  */
 #pragma once
@@ -48,7 +49,10 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
     const int thread = (int)threadIdx.x;
     if (blockIdx.x == 0 && thread == 0) *p.taken = 0;
     const RowTile tile(p);
-    if (tile.rows() <= 0) return;
+    if (tile.rows() <= 0) {
+        if (call.of_dsink && thread == 0 && p.row_tiles) call.of_dsink[tile.index] = 0.0f;
+        return;
+    }
     if (thread == 0)
         for (int i = 0; i < COUNTERS; i++) p.added[tile.index * COUNTERS + i] = 0;
     float *sums = p.dq_sums + tile.index * SUMS, *stats = p.rows + tile.index * (MHA_BACKWARD_STATS * ROWS);
@@ -56,25 +60,30 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
     for (int i = thread * 4; i < SUMS; i += ROW_KERNEL_THREADS * 4)
         *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const uint16_t *out = tile.rows_of(call, call.out), *dout = tile.rows_of(call, call.dout);
-    const float *lses = call.lse + (call.starts_q ? 0 : tile.request.index) * call.lse_stride[0] +
-                        tile.head * call.lse_stride[1] + tile.request.token + tile.first;
-    const int column = thread % LANES * 8;
+    const int column = thread % LANES * 8, first_seeing = first_seeing_row(call, tile.request);
+    float dsink = 0.0f;
 #pragma unroll
     for (int row = thread / LANES; row < ROWS; row += AT_A_TIME) {
-        float delta = 0.0f, lse = INFINITY;
-        if (row < tile.rows()) {
+        float delta = 0.0f;
+        RowNumbers numbers = {INFINITY, 0.0f, 0.0f};
+        if (row + tile.first >= first_seeing && row < tile.rows()) {
             const uint4 a = *(const uint4 *)(out + row * call.out.token + column),
                         b = *(const uint4 *)(dout + row * call.dout.token + column);
             delta = dot_of_eight<Element>(a, b);
-            lse = lses[row] * call.lse_log2;
+            numbers = row_numbers(call, call.starts_q ? 0 : tile.request.index,
+                                  (int64_t)tile.request.token + tile.first + row, tile.head);
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
-            const bool empty = lse == -INFINITY || lse == INFINITY;
-            stats[stat_at(row)] = empty ? INFINITY : lse - P_SCALE_LOG2;
-            stats[ROWS + stat_at(row)] = empty ? 0.0f : delta * DS_SCALE<Element>;
+            const bool empty = numbers.lse == INFINITY;
+            stats[stat_at(row)] = numbers.lse - P_SCALE_LOG2;
+            stats[ROWS + stat_at(row)] = empty ? 0.0f : (delta - numbers.off_delta) * DS_SCALE<Element>;
+            if (!empty) dsink += numbers.dsink * delta;
         }
     }
+    if (!call.of_dsink) return;
+    dsink = cta_sum<ROW_KERNEL_THREADS>(dsink);
+    if (thread == 0) call.of_dsink[tile.index] = dsink;
 }
 
 template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward_sm80_params &p)

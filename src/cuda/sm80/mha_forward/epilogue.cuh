@@ -16,6 +16,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const RowSta
 {
     const int lane = lane_of_warp(), first = first_row();
     const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
+    const result_params &rules = p.call.output.rules;
     float sum[ROW_TILES][2];
     __syncwarp();
 #pragma unroll
@@ -23,7 +24,12 @@ template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const RowSta
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             sum[m][half] = quad_sum(state.sum[m][half]);
-            const float factor = sum[m][half] == 0.0f ? 0.0f : reciprocal_approx(sum[m][half]);
+            float factor = sum[m][half] == 0.0f ? 0.0f : reciprocal_approx(sum[m][half]);
+            if (SELDOM(rules.attn_sink)) {
+                const int row = first + 16 * m + 8 * half + lane / 4;
+                factor *= result_sink_factor(rules, coord_of_row(p, tile, row).head,
+                                             score_lse(state.reference[m][half], sum[m][half]));
+            }
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n++)
                 store_shared_4(lines + (uint32_t)(n / 8 * Q_GROUP) +

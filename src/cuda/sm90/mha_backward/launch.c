@@ -46,7 +46,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
-        .call = cuda_backward_params(p),
+        .call = cuda_backward_params(p, workspace + at.of_dsink, backward_row_tiles(p, tiles)),
         .row_tiles = (int32_t)backward_row_tiles(p, tiles),
         .key_blocks = (int32_t)backward_key_blocks(p, tiles),
         .items = (int32_t)(backward_key_blocks(p, tiles) * p->h_q / tiles.heads),
@@ -74,7 +74,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     if (!status) status = launch_rows(scope, p, &params, CUDA_SM90_MHA_BACKWARD_PREPARE);
     if (!status) status = launch_products(scope, p, &params);
     if (!status) status = launch_rows(scope, p, &params, CUDA_SM90_MHA_BACKWARD_FINISH);
-    return status;
+    return status ? status : cuda_backward_add_dsinks(scope, p, &params.call);
 }
 
 const struct cuda_gradients cuda_sm90_gradients = {CUDA_BACKWARD_DRIVER, sm90_mha_backward_refuses, launch};

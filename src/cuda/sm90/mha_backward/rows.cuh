@@ -3,7 +3,8 @@
  * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
  *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
- *             delta = Σ dO out; clears the counters of dQ, and those of dK and dV
+ *             delta = Σ dO out, both as row_numbers says; clears the counters of dQ, and those of dK and dV; the
+ *             tile's part of the gradient of the sink
  *   finish    dq = scale · sums, in the layout of dq; begins on SMs that have no more products to compute,
  *             with tiles to which all key blocks have added
  */
@@ -58,8 +59,11 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         p.heads_added[i] = 0;
     const Request r = find_request<true, ROWS, Layout::KEYS>(call, row_tile);
     const int first = (row_tile - r.row_tile) * ROWS;
-    if (first >= r.tokens) return;
     const int64_t tile = (int64_t)head * p.row_tiles + row_tile, request = call.starts_q ? 0 : r.index;
+    if (first >= r.tokens) {
+        if (call.of_dsink && thread == 0 && p.row_tiles) call.of_dsink[tile] = 0.0f;
+        return;
+    }
     if (thread < Layout::DQ_PRODUCERS) p.added[tile * Layout::DQ_PRODUCERS + thread] = 0;
     float *sums = p.dq_sums + tile * Layout::DQ_TILE, *stats = p.rows + tile * 2 * ROWS;
     if (!blocks_of_tile<Layout>(call, r, first)) /* else the first key block stores its sums */
@@ -68,25 +72,32 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
             *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const uint16_t *out = call.out.data + request * call.out.request + head * call.out.head,
                    *dout = call.dout.data + request * call.dout.request + head * call.dout.head;
-    const int column = thread % LANES * 8;
+    const int column = thread % LANES * 8, first_seeing = first_seeing_row(call, r);
+    float dsink = 0.0f;
 #pragma unroll
     for (int row = thread / LANES; row < ROWS; row += ROWS_AT_ONCE) {
-        const bool exists = first + row < r.tokens;
+        const bool exists = first + row >= first_seeing && first + row < r.tokens;
         const int64_t token = r.token + first + row;
-        float delta = 0.0f, lse = INFINITY;
+        float delta = 0.0f;
+        RowNumbers numbers = {INFINITY, 0.0f, 0.0f};
         if (exists) {
             const uint4 a = load_global_16(out + token * call.out.token + column),
                         b = load_global_16(dout + token * call.dout.token + column);
             delta = dot_of_eight<Element>(a, b);
-            lse = call.lse[request * call.lse_stride[0] + head * call.lse_stride[1] + token] * call.lse_log2;
+            numbers = row_numbers(call, request, token, head);
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
             const int at = Layout::stat_at(row);
-            stats[at] = lse == -INFINITY ? INFINITY : lse - P_SCALE_LOG2;
-            stats[ROWS + at] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta * DS_SCALE<Element>;
+            const bool empty = numbers.lse == INFINITY;
+            stats[at] = numbers.lse - P_SCALE_LOG2;
+            stats[ROWS + at] = empty ? 0.0f : (delta - numbers.off_delta) * DS_SCALE<Element>;
+            if (!empty) dsink += numbers.dsink * delta;
         }
     }
+    if (!call.of_dsink) return;
+    dsink = cta_sum<ROW_KERNEL_THREADS>(dsink);
+    if (thread == 0) call.of_dsink[tile] = dsink;
 }
 
 template <typename Element, typename Layout> DEVICE void finish_rows(const mha_backward_sm90_params &p)

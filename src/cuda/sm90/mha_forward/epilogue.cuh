@@ -17,8 +17,16 @@ DEVICE int part_of(uint32_t tile)
     return __shfl_sync(~0u, load_tile_part(tile).row, 0);
 }
 
+/* Returns the natural lse of a row by its reference and the sum of its weights; -inf: it saw no key. */
+DEVICE float lse_of(const mha_forward_sm90_params &p, float reference, float sum)
+{
+    return sum == 0.0f
+               ? -INFINITY
+               : fmaf(reference == -INFINITY ? 0.0f : reference, p.call.scale, LN_2 * log2_approx(sum));
+}
+
 /* Writes the lse, or of a split the ends, of the finished rows of the tile in `stage`, and returns in `factor` the factor that
- * normalizes O. */
+ * normalizes O, with the sink's. */
 template <typename Layout>
 DEVICE void finish_rows(const mha_forward_sm90_params &p, const Layout &l, int stage, const RowState &r,
                         float (&factor)[2])
@@ -39,11 +47,13 @@ DEVICE void finish_rows(const mha_forward_sm90_params &p, const Layout &l, int s
                 continue;
             }
         }
-        if (thread % 4 == 0 && row < tile.rows) {
-            const float reference = r.reference[half] == -INFINITY ? 0.0f : r.reference[half];
+        if (thread % 4 == 0 && row < tile.rows)
             store_lse(p.call.output, tile.request, coord_of_row(p, tile.token, tile.head, row),
-                      sum == 0.0f ? -INFINITY : fmaf(reference, p.call.scale, LN_2 * log2_approx(sum)));
-        }
+                      lse_of(p, r.reference[half], sum));
+        if (SELDOM(p.call.output.rules.attn_sink)) /* all four lanes of the row */
+            factor[half] *= result_sink_factor(p.call.output.rules,
+                                               coord_of_row(p, tile.token, tile.head, row).head,
+                                               lse_of(p, r.reference[half], sum));
     }
 }
 

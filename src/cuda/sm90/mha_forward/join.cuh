@@ -137,10 +137,12 @@ template <typename Element, int D_V> struct RowJoin {
         }
         const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
         const struct output_params &output = p.call.output;
+        const float lse = score_lse(weights.max, weights.sum);
+        float factor = weights.sum == 0.0f ? 0.0f : reciprocal_approx(weights.sum);
+        if (SELDOM(output.rules.attn_sink)) factor *= result_sink_factor(output.rules, coord.head, lse);
         Lane::template store<Element>(output.out + out_offset(output, tile.request, coord) + first_column(),
-                                      sum, weights.sum == 0.0f ? 0.0f : reciprocal_approx(weights.sum));
-        if (threadIdx.x % 32 == 0)
-            store_lse(output, tile.request, coord, score_lse(weights.max, weights.sum));
+                                      sum, factor);
+        if (threadIdx.x % 32 == 0) store_lse(output, tile.request, coord, lse);
     }
 };
 
