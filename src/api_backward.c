@@ -82,7 +82,8 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
     fill(c);
     TRY(check_result_rules(op, OF(attn_sink), 0, c->args.log_base, &p->rules));
     if (OF(d_attn_sink)->name && !OF(attn_sink)->name)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: d_attn_sink: is a tensor, must be NULL without attn_sink", op);
+        return fail(FMLA_INVALID_ARGUMENT, "%s: d_attn_sink: is a tensor, must be NULL without attn_sink",
+                    op);
     TRY(check_scale(op, c->args.softmax_scale, p->d_qk, &p->scale));
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
     const struct wanted wanted = {.operation = operation,

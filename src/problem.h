@@ -191,9 +191,9 @@ struct backward_problem {
     struct ragged ragged_q, ragged_k; /* if is_ragged */
     enum element element;             /* of every tensor but those of lse and of the sink */
     fmla_device device;
-    struct token_view q, k, v, out, dout; /* read */
-    struct token_view dq, dk, dv;         /* written */
-    const float *lse, *dlse;              /* dlse: NULL: 0 */
+    struct token_view q, k, v, out, dout;  /* read */
+    struct token_view dq, dk, dv;          /* written */
+    const float *lse, *dlse;               /* dlse: NULL: 0 */
     int64_t lse_stride[2], dlse_stride[2]; /* request, head; tokens are contiguous */
     float *d_attn_sink;                    /* [h_q]; NULL: not wanted */
     struct result_rules rules;             /* of the forward call */

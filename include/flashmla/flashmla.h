@@ -756,10 +756,13 @@ typedef struct fmla_mha_backward_args {
     float softmax_scale;   /* as in the forward call; 0 = 1/sqrt(d_qk); finite */
     int32_t causal;        /* as in the forward call */
     int32_t deterministic; /* 1: dq also has the same bits in every run, as it always has on the CPU */
-    int32_t log_base;      /* FMLA_LOG_…, of lse and, as its gradient, of dlse */
-    const fmla_tensor *attn_sink;   /* as in the forward call */
-    const fmla_tensor *dlse;        /* the gradient of lse, with its shape, fp32; NULL = 0. Not read for a row without keys */
-    const fmla_tensor *d_attn_sink; /* the gradient of attn_sink, [h_q] fp32; written; NULL = not wanted */
+    int32_t log_base;      /* FMLA_LOG_…, of lse and dlse */
+    /* The sink of the forward call, [h_q] fp32; NULL = none. */
+    const fmla_tensor *attn_sink;
+    /* The gradient of lse, in its shape and base, fp32; NULL = 0. It is not used where a row sees no key. */
+    const fmla_tensor *dlse;
+    /* The gradient of attn_sink, [h_q] fp32; written. NULL = not wanted. */
+    const fmla_tensor *d_attn_sink;
 } fmla_mha_backward_args;
 
 /* Returns the workspace of fmla_mha_backward for these arguments, in bytes, and its alignment; either may be

@@ -30,10 +30,10 @@ struct work {
     const struct backward_problem *problem;
     const struct cpu_gradients *gradients;
     struct thread_pool pool;
-    int64_t tokens;     /* of all requests */
+    int64_t tokens; /* of all requests */
     size_t rows, delta_offset, sinks_offset, spans_offset, scratch_offset, scratch_bytes;
     float *lse, *delta, *dsinks; /* dsinks: of TOKENS_OF_ITEM tokens each */
-    struct cpu_span *spans; /* [b + 1]; items are tiles of keys and of rows */
+    struct cpu_span *spans;      /* [b + 1]; items are tiles of keys and of rows */
     char *workspace;
 };
 

@@ -347,8 +347,8 @@ struct mha_backward_params {
     float scale, scale_log2; /* softmax_scale; softmax_scale · log2(e) */
     float lse_log2;          /* factor that converts lse to base 2 */
     struct mha_vectors q, k, v, out, dout, dq, dk, dv;
-    const float *lse;      /* infinite: the row sees no key */
-    int64_t lse_stride[2]; /* request, head */
+    const float *lse;              /* infinite: the row sees no key */
+    int64_t lse_stride[2];         /* request, head */
     const float *attn_sink, *dlse; /* NULL: none */
     int64_t dlse_stride[2];        /* request, head */
     float dlse_natural;            /* factor that converts dlse to the natural logarithm's */

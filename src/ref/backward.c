@@ -88,7 +88,8 @@ static void add_row(const struct backward_problem *p, const struct memory *m, in
                     int64_t head, int64_t seen)
 {
     const float lse = p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token];
-    const double factor = (double)p->rules.lse_factor, natural = (double)lse / factor, scale = (double)p->scale;
+    const double factor = (double)p->rules.lse_factor, natural = (double)lse / factor,
+                 scale = (double)p->scale;
     const double sink = p->rules.attn_sink ? (double)p->rules.attn_sink[head] : -INFINITY;
     const uint16_t *out = vector_of(&p->out, request, token, head);
     double delta = 0.0, dlse = 0.0;
@@ -96,7 +97,8 @@ static void add_row(const struct backward_problem *p, const struct memory *m, in
     load(m->q, p, vector_of(&p->q, request, token, head), p->d_qk);
     load(m->dout, p, vector_of(&p->dout, request, token, head), p->d_v);
     for (int64_t d = 0; d < p->d_v; d++) delta += m->dout[d] * (double)ref_load(out, p->element, d);
-    if (p->dlse) dlse = (double)p->dlse[request * p->dlse_stride[0] + head * p->dlse_stride[1] + token] * factor;
+    if (p->dlse)
+        dlse = (double)p->dlse[request * p->dlse_stride[0] + head * p->dlse_stride[1] + token] * factor;
     if (seen > 0 && !isinf(lse)) m->dsink[head] -= delta / (1.0 + exp(natural - sink));
     for (int64_t t = 0; t < seen && !isinf(lse); t++) {
         const double *k = m->k + t * p->d_qk, *v = m->v + t * p->d_v;

@@ -8,9 +8,9 @@
 
 #include "case.h"
 
-/* Both directions have the same axes, except for the last value of requests, one axis, and splits. */
+/* Both directions have the same axes, except for the last value of requests, one axis, and the last one. */
 #define MHA_AXES(X)          MHA_AXES_WITH(X, "", "lse: 1 0") X(H_SPLITS, "splits: chosen batch none two seven most")
-#define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1")
+#define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1") X(H_DLSE, "dlse: 0 1")
 #define MHA_AXES_WITH(X, more_requests, own)                                                                 \
     X(H_B, "b: 0 1 2 7")                                                                                     \
     X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key) (deep)")  \
@@ -24,6 +24,7 @@
     X(H_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
     X(H_INPUTS, "inputs: normal spiked steep nan_ends")                                                      \
     X(H_LSE, own)                                                                                            \
+    X(H_SINK, "sink: none finite infinite high")                                                             \
     X(H_THREADS, "threads: built_in one own")
 enum { MHA_AXES(AXIS_NAME) H_AXES };
 

@@ -121,6 +121,7 @@ void case_sinks(struct test_case *c, int64_t kind)
     for (int64_t h = 0; h < c->h_q; h++) {
         float sink = random_normal(&c->random) * 3.0f;
         if (kind == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
+        if (kind == SINK_HIGH && h % 3) sink += h % 3 > 1 ? 60.0f : 12.0f;
         *(float *)guarded_at(&c->tensor[c->op->sink], h, 0, 0, 0) = sink;
     }
 }

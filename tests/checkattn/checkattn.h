@@ -40,6 +40,7 @@
     X(GATHER_VALUE, "gather-value") /* one value of a vector is off by its last bit */                       \
     X(GATHER_ZERO, "gather-zero")   /* the row of a skipped slot is not all zeros */                         \
     X(OUTSIDE, "outside")           /* gradients: one value of a token outside all requests is not 0 */      \
+    X(SINK, "sink")                 /* gradients: a row is missing from that of a sink */                    \
     X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
     X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
     X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is finite */           \

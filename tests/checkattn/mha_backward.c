@@ -13,7 +13,6 @@
 
 #define GRADIENT(member) TENSOR_mha_backward_##member
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3 };
-enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
@@ -45,12 +44,26 @@ static void attend(struct test_case *c)
     if (c->flat)
         forward->cu_seqlens_q = &c->tensor[MHA(cu_seqlens_q)].tensor,
         forward->cu_seqlens_k = &c->tensor[MHA(cu_seqlens_k)].tensor;
+    if (case_names(c, c->op->sink)) forward->attn_sink = &c->tensor[c->op->sink].tensor;
     forward->out = &c->tensor[MHA(out)].tensor, forward->lse = &c->tensor[MHA(lse)].tensor;
     forward->causal = *causal, forward->log_base = *base, forward->lse_empty = (int32_t)c->v[H_EMPTY];
     forward->softmax_scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
     if (!call_on_host(&mha_forward, &args, -1)) return;
     fprintf(stderr, "checkattn: forward: %s\n", fmla_last_error());
     exit(1);
+}
+
+/* Makes the gradient of lse: NaN where a row sees no key. */
+static void put_dlse(struct test_case *c)
+{
+    if (!c->v[H_DLSE]) return;
+    for (int64_t r = 0; r < case_requests(c); r++)
+        for (int64_t i = 0; i < mha_length(c, false, r) * c->h_q; i++) {
+            const int64_t token = mha_begin(c, false, r) + i / c->h_q, request = c->flat ? 0 : r;
+            const float *lse = case_row(c, MHA(lse), request, token, i % c->h_q);
+            *(float *)case_row(c, GRADIENT(dlse), request, token, i % c->h_q) =
+                isinf(*lse) ? NAN : random_normal(&c->random) * 0.3f;
+        }
 }
 
 static void make(struct test_case *c)
@@ -61,8 +74,12 @@ static void make(struct test_case *c)
     c->unordered = products && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
+    case_sinks(c, c->v[H_SINK]);
+    case_tensor(c, GRADIENT(dlse), layout, c->v[H_DLSE] != 0);
+    case_tensor(c, GRADIENT(d_attn_sink), LAYOUT_CONTIGUOUS, c->v[H_SINK] != SINK_NONE);
     put_nan_queries(c);
     attend(c);
+    put_dlse(c);
     for (int64_t r = 0; r < case_requests(c); r++)
         for (int64_t i = 0; i < mha_length(c, false, r) * c->h_q; i++)
             mha_put_vector(c, GRADIENT(dout), r, mha_begin(c, false, r) + i / c->h_q, i % c->h_q,
@@ -133,6 +150,8 @@ static fmla_status by_oracle(const struct test_case *c, const struct item *item,
     view_narrow_all(c, &view, DIM_h_kv, item->head / group_of(c), 1);
     for (int i = MHA(q); c->flat && i < FIRST; i++)
         if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k)) mha_set_apart(&view, i);
+    if (c->flat && c->v[H_DLSE]) mha_set_apart(&view, GRADIENT(dlse));
+    set_tensor(c->op, &view.args, GRADIENT(d_attn_sink), NULL);
     for (int k = 0; k < GRADIENTS; k++) {
         const int64_t *shape = shapes[k];
         gradients[k] = must_alloc((size_t)(shape[1] * shape[2] * shape[3] + 1) * sizeof(uint16_t));
@@ -189,6 +208,28 @@ static void add_term(struct terms *terms, int k, int64_t d, double term, double 
     terms->largest[k][d] = fmax(terms->largest[k][d], fabs(term));
 }
 
+/* The numbers of a row. The sink is -inf if there is none. */
+struct row {
+    double natural, sink, dlse; /* of the natural logarithm */
+};
+
+static struct row row_of(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+{
+    const int64_t at = mha_begin(c, false, request) + token, apart = c->flat ? 0 : request;
+    const double base = c->v[H_BASE] ? 1.4426950408889634 : 1.0;
+    struct row row = {(double)*(const float *)case_row(c, MHA(lse), apart, at, head) / base, -INFINITY, 0.0};
+    if (case_names(c, c->op->sink))
+        row.sink = (double)*(const float *)guarded_at(&c->tensor[c->op->sink], head, 0, 0, 0);
+    if (c->v[H_DLSE]) row.dlse = (double)*(const float *)case_row(c, GRADIENT(dlse), apart, at, head) * base;
+    return row;
+}
+
+/* Returns the relative error of exp(sink - lse) in fp32. */
+static double of_sink(const struct row *row)
+{
+    return 0x1p-19 * (isfinite(row->sink) ? fabs(row->sink) + fabs(row->natural) + 1.0 : 0.0);
+}
+
 /* P or dS, the result and the oracle's result are rounded to 16 bits; scores, dP and delta are fp32 sums,
  * whose errors are relative to their terms. */
 static void find_terms(const struct test_case *c, const struct item *item, struct terms *terms)
@@ -198,9 +239,8 @@ static void find_terms(const struct test_case *c, const struct item *item, struc
     memset(terms, 0, sizeof *terms);
     for (int64_t j = item->token; j < item->token + item->tokens; j++)
         for (int64_t h = item->head; h < item->head + item->heads; h++) {
-            const float *lse =
-                case_row(c, MHA(lse), c->flat ? 0 : item->request, mha_begin(c, false, item->request) + j, h);
-            const double natural = (double)*lse / (c->v[H_BASE] ? 1.4426950408889634 : 1.0);
+            const struct row row = row_of(c, item->request, j, h);
+            const double natural = row.natural;
             if (isinf(natural)) continue;
             load(c, MHA(q), item->request, j, h, q), load(c, MHA(out), item->request, j, h, out);
             load(c, GRADIENT(dout), item->request, j, h, dout);
@@ -208,10 +248,14 @@ static void find_terms(const struct test_case *c, const struct item *item, struc
                 double of_score = 0.0, of_dp = 0.0;
                 load(c, MHA(k), item->request, t, h / group_of(c), k);
                 load(c, MHA(v), item->request, t, h / group_of(c), v);
-                const double p = exp(scale * dot(q, k, c->d_qk, &of_score) - natural);
-                const double ds = p * (dot(dout, v, c->d_v, &of_dp) - dot(dout, out, c->d_v, &of_dp));
-                const double part = 3.0 * roundoff(c) + 0x1p-19 * (scale * of_score + fabs(natural));
-                const double off = scale * (fabs(ds) * part + p * 0x1p-18 * of_dp);
+                const double of_lse = exp(scale * dot(q, k, c->d_qk, &of_score) - natural) * row.dlse,
+                             p = exp(scale * dot(q, k, c->d_qk, &of_score) - natural) /
+                                 (1.0 + exp(row.sink - natural));
+                const double of_out = p * (dot(dout, v, c->d_v, &of_dp) - dot(dout, out, c->d_v, &of_dp)),
+                             ds = of_out + of_lse;
+                const double part =
+                    3.0 * roundoff(c) + 0x1p-19 * (scale * of_score + fabs(natural)) + of_sink(&row);
+                const double off = scale * ((fabs(of_out) + fabs(of_lse)) * part + p * 0x1p-18 * of_dp);
                 for (int64_t d = 0; d < c->d_qk; d++) {
                     add_term(terms, 0, d, scale * ds * k[d], off * k[d]);
                     add_term(terms, 1, d, scale * ds * q[d], off * q[d]);
@@ -364,6 +408,30 @@ static bool passed(const struct comparing *all, int64_t count, const struct comp
     return compare_passed(sum, &tolerance);
 }
 
+/* Compares the gradients of the sinks with their definition, summed in double. */
+static void compare_sinks(struct test_case *c)
+{
+    double out[MHA_WIDEST], dout[MHA_WIDEST];
+    for (int64_t h = 0; case_names(c, GRADIENT(d_attn_sink)) && h < c->h_q; h++) {
+        const float came = *(const float *)guarded_at(&c->tensor[GRADIENT(d_attn_sink)], h, 0, 0, 0);
+        double sum = 0.0, bound = 0.0;
+        for (int64_t r = 0; r < case_requests(c); r++)
+            for (int64_t j = 0; j < mha_length(c, false, r); j++) {
+                const struct row row = row_of(c, r, j, h);
+                double magnitude = 0.0;
+                if (isinf(row.natural)) continue;
+                load(c, MHA(out), r, j, h, out), load(c, GRADIENT(dout), r, j, h, dout);
+                const double delta = dot(out, dout, c->d_v, &magnitude),
+                             share = 1.0 / (1.0 + exp(row.natural - row.sink));
+                sum -= delta * share;
+                bound += share * (magnitude * 0x1p-18 + fabs(delta) * (0x1p-18 + of_sink(&row)));
+            }
+        if (isnan(sum) ? isnan(came) : fabs((double)came - sum) <= bound + 1e-30) continue;
+        failed(c, "d_attn_sink of head %lld is %g, must be %g ± %g", (long long)h, (double)came, sum, bound);
+        return;
+    }
+}
+
 static void compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     struct comparing *all = calloc(1, sizeof *all);
@@ -377,6 +445,7 @@ static void compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
     c->tally->rows += count;
     if (oracle->refused) failed(c, "the oracle refused rows or keys");
     if (!zeros_outside(c)) failed(c, "a gradient of a token of no request is not 0");
+    compare_sinks(c);
     for (int k = 0; k < GRADIENTS; k++) {
         struct comparison sum = {0};
         int64_t first = -1;
@@ -433,6 +502,22 @@ static bool plant_outside(struct test_case *c)
     return true;
 }
 
+/* Leaves a row out of the gradient of the last sink, if that row counts. */
+static bool plant_sink(struct test_case *c)
+{
+    float *const dsink = guarded_at(&c->tensor[GRADIENT(d_attn_sink)], c->h_q - 1, 0, 0, 0);
+    double out[MHA_WIDEST], dout[MHA_WIDEST], magnitude = 0.0;
+    for (int64_t r = 0; c->v[H_SINK] && r < case_requests(c); r++)
+        for (int64_t j = 0; j < mha_length(c, false, r); j++) {
+            const struct row row = row_of(c, r, j, c->h_q - 1);
+            if (isinf(row.natural)) continue;
+            load(c, MHA(out), r, j, c->h_q - 1, out), load(c, GRADIENT(dout), r, j, c->h_q - 1, dout);
+            *dsink += (float)(dot(out, dout, c->d_v, &magnitude) / (1.0 + exp(row.natural - row.sink)));
+            return true;
+        }
+    return false;
+}
+
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     static const uint16_t zero, nan = 0x7fff;
@@ -450,6 +535,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
         memcpy(row + c->d_qk, &zero, sizeof zero);
         return true;
     case FAULT_UNWRITTEN: memset(row, 0xff, (size_t)c->d_qk * sizeof *row); return true;
+    case FAULT_SINK: return plant_sink(c);
     case FAULT_NAN: memcpy(row + c->d_qk - 1, &nan, sizeof nan); return true;
     case FAULT_OUTSIDE: return plant_outside(c);
     case FAULT_UNSTABLE: return true; /* case_check plants it between the runs */
@@ -463,7 +549,8 @@ static void fault_cases(struct suite *suite)
     const struct run *run = &suite->run[0];
     for (uint64_t i = 0; i < 8; i++)
         suite_case(suite, run->seed + i, false,
-                   "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
+                   "b 7, heads 5_5, causal 1, layout padded, shape few, sink %s, requests %s",
+                   run->fault == FAULT_SINK || i % 4 > 1 ? "finite" : "none",
                    run->fault == FAULT_OUTSIDE ? "within"
                    : i % 2                     ? "varied"
                                                : "apart");
@@ -477,10 +564,13 @@ struct subject mha_backward = {
     .of = OP_MHA_BACKWARD,
     .values = MHA_BACKWARD_AXES(AXIS_TEXT),
     .plant_after = plant_after,
-    .special = {"b 0, requests within", MHA_SPECIAL,
+    .special = {"b 0, requests within", "b 0, sink finite", "b 0, requests within, sink finite", MHA_SPECIAL,
+                "b 3, shape rows, heads 5_5, sizes 128_128, causal 1, sink infinite, dlse 1",
+                "b 3, shape rows, heads 16_1, sizes 128_128, requests within, sink high, dlse 1",
+                "b 3, shape even, heads 5_5, causal 1, sink high, dlse 1, inputs spiked",
                 "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS},
     .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
-              FAULT(NAN) | FAULT(OUTSIDE) | FAULT(UNSTABLE),
+              FAULT(NAN) | FAULT(OUTSIDE) | FAULT(SINK) | FAULT(UNSTABLE),
     .gpu = {MHA_GPU, .repeats = {MHA_REPEATS}},
 };

@@ -31,7 +31,9 @@ static bool possible_on_tensor_cores(const int64_t *v)
 
 static bool possible_in_gradients_on_hopper(const int64_t *v)
 {
-    return possible_on_tensor_cores(v) && v[H_SIZES] != SIZES_96_64;
+    const bool both = v[H_SINK] > SINK_NONE && v[H_DLSE] > 0;
+    return possible_on_tensor_cores(v) && v[H_SIZES] != SIZES_96_64 &&
+           !(both && (v[H_SIZES] == SIZES_192_128 || v[H_SIZES] == SIZES_256_256));
 }
 
 /* Returns what tells which cases a kernel takes; NULL: it takes all. */

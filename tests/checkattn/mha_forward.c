@@ -18,6 +18,7 @@ static void make(struct test_case *c)
     c->args.mha_forward.num_splits = splits[c->v[H_SPLITS]];
     case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, c->v[H_LSE] != 0);
+    case_sinks(c, c->v[H_SINK]);
     mha_spread(c);
     c->tolerance[0] = tolerance_mha_out, c->tolerance[1] = tolerance_prefill_lse;
 }
@@ -116,7 +117,8 @@ struct subject mha_forward = {
     .of = OP_MHA_FORWARD,
     .values = MHA_AXES(AXIS_TEXT),
     .plant_after = plant_key,
-    .special = {MHA_SPECIAL, MHA_OWN_THREADS, "b 2, shape long, heads 32_4, requests ragged, splits most",
+    .special = {MHA_SPECIAL, MHA_OWN_THREADS,
+                "b 2, shape long, heads 32_4, requests ragged, splits most, sink infinite",
                 "b 7, shape wide, heads 2_1, requests varied, causal 1, splits batch",
                 "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked",
                 /* The CPU splits only so many keys by itself. */

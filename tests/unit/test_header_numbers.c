@@ -28,13 +28,14 @@ static void read_header(void)
     fclose(file);
 }
 
-/* Reads the numbers of a sentence, as scanf does: `count` of them, from where `begin` stands. */
+/* Reads the numbers of a sentence, as scanf does: `count` of them, two or three, from where `begin` stands. */
 static void read_numbers(const char *begin, const char *format, long long *numbers, int count)
 {
     read_header();
     const char *const at = strstr(header, begin);
     numbers[0] = numbers[1] = -1;
-    CHECK(at && sscanf(at, format, &numbers[0], &numbers[1]) == count, "the header has no \"%s\"", format);
+    CHECK(at && sscanf(at, format, &numbers[0], &numbers[1], &numbers[2]) == count,
+          "the header has no \"%s\"", format);
 }
 
 /* ---- Workspaces --------------------------------------------------------------------------------- */
@@ -124,9 +125,10 @@ static void mha_backward_on_cpu(void)
 {
     long long per[3];
     struct layout few = heads, many = heads;
-    read_numbers("on the CPU it is 8 bytes per row",
-                 "on the CPU it is %lld bytes per row, %lld bytes per 64 rows of a head, %lld bytes per request",
-                 per, 3);
+    read_numbers(
+        "on the CPU it is 8 bytes per row",
+        "on the CPU it is %lld bytes per row, %lld bytes per 64 rows of a head, %lld bytes per request", per,
+        3);
     few.b = 64, many.b = 64 * 1025, few.s_q = many.s_q = 64;
     const int64_t more = many.b - few.b, rows = more * few.s_q * few.h_q;
     CHECK_EQ((int64_t)(ask_bytes(OP_MHA_BACKWARD, &many, host) - ask_bytes(OP_MHA_BACKWARD, &few, host)),

@@ -137,7 +137,8 @@ static void test_workspace(void)
             set_up_form(flat);
             resize(&call, all[flat][0], tokens[i]), resize(&call, all[flat][1], tokens[i]);
             row = (size_t)call.layout.h_q * (flat ? 1 : 2) * 2 * sizeof(float);
-            again = bytes_now() - (backward ? (size_t)tokens[i] * row + ((size_t)tokens[i] + 63) / 64 * row / 2 : 0);
+            again = bytes_now() -
+                    (backward ? (size_t)tokens[i] * row + ((size_t)tokens[i] + 63) / 64 * row / 2 : 0);
             const size_t more = i == 1 && !backward ? PART_ROWS * (size_t)(4 * call.layout.d_v + 8) : 0;
             if (i)
                 CHECK(again <= bytes + more + 128 && bytes <= again + 128, "%zu bytes, and %zu", again,
@@ -145,7 +146,8 @@ static void test_workspace(void)
             bytes = again;
         }
         resize(&call, all[flat][0], 4096), resize(&call, flat ? DIM_splits : DIM_b, 1 << 20);
-        again = bytes_now() - (backward ? (size_t)(flat ? 4096 * row : (row / 2 * 4096) << 20) / 128 * 129 : 0);
+        again =
+            bytes_now() - (backward ? (size_t)(flat ? 4096 * row : (row / 2 * 4096) << 20) / 128 * 129 : 0);
         CHECK(again > bytes && again < bytes + (100 << 20), "%zu bytes for 2^20 requests, %zu for 2", again,
               bytes);
         set_up_form(flat), resize(&call, all[flat][1], INT32_MAX), name_kernel(&call, "ref");

@@ -67,8 +67,7 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
 #pragma unroll
     for (int i = 0; i < MOST_OF_LANE; i++)
         if (32 * i < p.d_v) out[32 * i + lane] = Element::from_float(sum == 0.0f ? 0.0f : o[i] * factor);
-    if (lane == 0)
-        store_lse(p.output, r.number, coord, lse);
+    if (lane == 0) store_lse(p.output, r.number, coord, lse);
 }
 
 DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Bf16>(p))

@@ -56,8 +56,8 @@ DEVICE RowNumbers row_numbers(const mha_backward_params &call, int64_t request, 
     if (lse == INFINITY || lse == -INFINITY) return {INFINITY, 0.0f, 0.0f};
     RowNumbers row = {lse, 0.0f, 0.0f};
     if (call.dlse)
-        row.off_delta = call.dlse[request * call.dlse_stride[0] + head * call.dlse_stride[1] + token] *
-                        call.dlse_natural;
+        row.off_delta =
+            call.dlse[request * call.dlse_stride[0] + head * call.dlse_stride[1] + token] * call.dlse_natural;
     if (!call.attn_sink) return row;
     const float above = call.attn_sink[head] * LOG2_E - lse,
                 ratio = exp2f(above > MOST_RATIO_LOG2 ? MOST_RATIO_LOG2 : above);
