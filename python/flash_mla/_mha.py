@@ -32,11 +32,12 @@ def flash_attn_varlen_func(
     stream: int = 0,
     batch_invariant: bool = False,
     num_splits: int = 0,
+    attn_sink: Optional[Any] = None,
+    lse_heads_first: bool = False,
 ) -> Tuple[Any, Any]:
     """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
-    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse, no second derivatives, and none to
-    torch.func. A gradient that reaches lse is refused; in a compiled graph on a GPU it makes all gradients NaN, because the host
-    does not wait for it.
+    gradients of q, k, v and attn_sink, through out and lse (docs/semantics.md, "Dense MHA, backward"), but no second derivatives, and
+    none to torch.func.
 
     Args:
         q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 96, 128, 192 or 256,
@@ -55,6 +56,8 @@ def flash_attn_varlen_func(
         batch_invariant: a sequence's results have the same bits in any batch. Where sequences have few tokens their keys are
             split; on a GPU by default into as many splits as take the least time for the whole batch.
         num_splits: of the keys of every sequence, at most 64; 1: none; 0: as many as take the least time.
+        attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
+        lse_heads_first: lse is [h_q, tokens], as it is in memory.
 
     Returns:
         (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Results of
@@ -64,8 +67,8 @@ def flash_attn_varlen_func(
         As `flash_mla_with_kvcache`.
     """
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    splits = batch_invariant, num_splits
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((q, k, v), 0, (q, k, v), lengths, rest)
 
 
@@ -76,8 +79,8 @@ def _attend(
     v. `rest`: the arguments from dropout_p on."""
     q, k, v = parts
     cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv = lengths
-    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits = rest
-    batch_invariant, num_splits = splits
+    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more = rest
+    batch_invariant, num_splits, attn_sink, lse_heads_first = more
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -85,14 +88,16 @@ def _attend(
         type(k) is type(v) is type(cu_seqlens_qo) is type(cu_seqlens_kv) is kind
         and (out is None or type(out) is kind)
         and (lse is None or type(lse) is kind)
+        and (attn_sink is None or type(attn_sink) is kind)
     ):  # the usual case passes
-        arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
+        arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse, attn_sink
         check_given(this, module, *zip(_MHA, arrays[:4]))
         check_kinds(this, module, *zip(_MHA[4:], arrays[4:]))
     if number_of(this, "dropout_p", dropout_p) != 0:
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
     reproducible = flag_of(this, "deterministic", deterministic)
     flag_of(this, "is_varlen", is_varlen)
+    heads_first = flag_of(this, "lse_heads_first", lse_heads_first)
     of_q = shape_of(this, module, "q", q, 3)
     tokens, h_q, _ = of_q
     check_width(this, of_q, shape_of(this, module, "k", k, 3)[2], "k", MHA_WIDTHS)
@@ -110,24 +115,25 @@ def _attend(
         raise ValueError(
             f"{this}: num_splits: is {num_splits}, must be 1 to {MOST_SPLITS}, or 0 (as many as take the least time)"
         )
-    turned = None
-    if lse is not None:
+    in_memory = lse  # [h_q, tokens]
+    if lse is not None and not heads_first:
         shape = tuple(shape_of(this, module, "lse", lse, 2))
         if shape != (tokens, h_q):
             raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
-        turned = module.transposed(this, "lse", lse, stream)
-    if out is None and lse is None and module.wants_gradient(*source):
-        starts, names = (cu_seqlens_qo, cu_seqlens_kv), ("q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv")
+        in_memory = module.transposed(this, "lse", lse, stream)
+    rest_of_inputs = cu_seqlens_qo, cu_seqlens_kv, attn_sink
+    if out is None and lse is None and module.wants_gradient(*source, attn_sink):
+        names = "q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "attn_sink"
         all_options = (d_qk, *options[:4], reproducible, *options[4:])
-        out, turned = module.attend_for_gradient(names, source, starts, all_options)
-        return out, turned.T
-    inputs = q, k, v, cu_seqlens_qo, cu_seqlens_kv
-    out, turned = module.run(_operations.MHA_FORWARD, inputs, (out, turned), options, stream, d_v)
-    return out, turned.T if lse is None else lse
+        out, in_memory = module.attend_for_gradient(names, (*source, *rest_of_inputs), all_options)
+    else:
+        inputs = q, k, v, *rest_of_inputs
+        out, in_memory = module.run(_operations.MHA_FORWARD, inputs, (out, in_memory), options, stream, d_v)
+    return out, in_memory if heads_first else in_memory.T if lse is None else lse
 
 
 MOST_SPLITS = 64
-_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse"  # the arrays other than q
+_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse", "attn_sink"  # the arrays other than q
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -148,13 +154,15 @@ def flash_attn_varlen_qkvpacked_func(
     stream: int = 0,
     batch_invariant: bool = False,
     num_splits: int = 0,
+    attn_sink: Optional[Any] = None,
+    lse_heads_first: bool = False,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
     name one of these."""
     parts = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    splits = batch_invariant, num_splits
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((None, qkv, None), head_dim_qk, parts, lengths, rest)
 
 
@@ -179,13 +187,15 @@ def flash_attn_varlen_kvpacked_func(
     stream: int = 0,
     batch_invariant: bool = False,
     num_splits: int = 0,
+    attn_sink: Optional[Any] = None,
+    lse_heads_first: bool = False,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
     of these."""
     parts = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    splits = batch_invariant, num_splits
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((q, kv, None), head_dim_qk, (q, *parts), lengths, rest)
 
 

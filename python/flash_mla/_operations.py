@@ -85,8 +85,8 @@ _SENTENCES: Mapping[str, _library.Sentences] = {
         ("rope_pairs", "is 2"): "rope_pairs: is 'halves', must be None without rope_table",
     },
     MHA: {
-        ("lse", "stride of the innermost"): "lse: stride of dimension 0 must be 1, as in the transpose of a "
-        "new [h_q, tokens]"
+        ("lse", "stride of the innermost"): "lse: stride of the dimension of tokens must be 1, as in a new [h_q, tokens] or its "
+        "transpose",
     },
 }
 INT32 = dtype_word(0, 32)
@@ -307,13 +307,13 @@ SPARSE_PREFILL = Operation(
 )
 MHA_FORWARD = Operation(
     *("mha_forward", MHA),
-    "q k v cu_seqlens_q cu_seqlens_k out! lse!",
+    "q k v cu_seqlens_q cu_seqlens_k attn_sink? out! lse!",
     "max_s_q max_s_k softmax_scale causal lse_empty log_base batch_dependent num_splits",
     _of_mha,
 )
 MHA_BACKWARD = Operation(
     *("mha_backward", MHA),
-    "q k v cu_seqlens_q cu_seqlens_k out lse dout dq! dk! dv!",
+    "q k v cu_seqlens_q cu_seqlens_k out lse dout attn_sink? dlse? dq! dk! dv! d_attn_sink?!",
     "max_s_q max_s_k softmax_scale causal deterministic log_base",
 )
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)

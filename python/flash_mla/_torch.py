@@ -149,12 +149,13 @@ def _refuse_transforms(this, names, tensors):
         operators.refuse_gradient(this, names[at], "is differentiated by torch.func")
 
 
-def attend_for_gradient(names, source, starts, options):
-    """Calls dense MHA with a derivative. `source`: q, k and v, or a packed tensor in place of k (_torch_gradients.py)."""
+def attend_for_gradient(names, tensors, options):
+    """Calls dense MHA with a derivative. `tensors`: q, k and v, or a packed tensor in place of k (_torch_gradients.py); where the
+    sequences begin; the sink."""
     if not is_compiling():
-        _refuse_strange(_operations.MHA, names, (*source, *starts))
-        _refuse_transforms(_operations.MHA, names, source)
-    return _ops.mha.default(*source, *starts, *options)
+        _refuse_strange(_operations.MHA, names, tensors)
+        _refuse_transforms(_operations.MHA, names, tensors)
+    return _ops.mha.default(*tensors, *options)
 
 
 def first(function, like, name, tensor, count, stream):

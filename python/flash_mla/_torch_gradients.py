@@ -7,21 +7,18 @@ separately, q and k with v side by side, or all three side by side: the gradient
 
 from __future__ import annotations
 
-import math
-from typing import List, NoReturn, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 
 from . import _operations, _torch_operators
 from ._torch_operators import launch, new_results
-from ._torch_tensors import of_c
 
 # `k`: the keys if v is given; keys, then values if only q is given; else queries, keys, values. d_qk gives the widths.
-_SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
+_SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? attn_sink"
 _OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base, \
 bool batch_dependent, int num_splits"
 _this = _operations.MHA
-_dispatch_modes = of_c("_len_torch_dispatch_stack")
 
 
 def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor], d_qk: int) -> List[torch.Tensor]:
@@ -33,83 +30,86 @@ def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor]
     return parts if q is None else [q, *parts]
 
 
-def _attend(q, k, v, cu_q, cu_k, d_qk, max_s_q, max_s_k, scale, causal, deterministic, *others):
+def _attend(q, k, v, cu_q, cu_k, attn_sink, d_qk, max_s_q, max_s_k, scale, causal, deterministic, *others):
     parts = _parts(q, k, v, d_qk)
     results = new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
-    tensors = (*parts, cu_q, cu_k, *results)
+    tensors = (*parts, cu_q, cu_k, attn_sink, *results)
     launch(_operations.MHA_FORWARD, tensors, (max_s_q, max_s_k, scale, causal, *others))
     return results
 
 
-def _attend_fake(q, k, v, cu_q, cu_k, d_qk, *options):
+def _attend_fake(q, k, v, cu_q, cu_k, attn_sink, d_qk, *options):
     parts = _parts(q, k, v, d_qk)
     return new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
 
 
 def _new(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """Returns memory for the gradient of a tensor. The launch writes all of it; tokens outside all sequences get 0."""
-    return like.new_empty(0 if tensor is None else tensor.shape)
+    return like.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
 
-def _gradients_fake(q, k, v, *others):
-    return _new(q, k), _new(k, k), _new(v, k)
+def _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, out, lse, dout, dlse, of_sink, *options):
+    return _new(q, k), _new(k, k), _new(v, k), _new(attn_sink if of_sink else None, lse)
 
 
 def _gradients(
-    q, k, v, cu_q, cu_k, out, lse, dout, dlse, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base, *_more
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    attn_sink,
+    out,
+    lse,
+    dout,
+    dlse,
+    of_sink,
+    d_qk,
+    max_s_q,
+    max_s_k,
+    scale,
+    causal,
+    deterministic,
+    _,
+    log_base,
+    *_more,
 ):
-    """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0. As PyTorch's own operators do,
-    this looks for use_deterministic_algorithms when it runs."""
-    if dlse is not None and dlse.is_cpu and _arrives(dlse):
-        _refuse_gradient_of_lse()
-    made = _gradients_fake(q, k, v)
+    """`of_sink`: whether the gradient of attn_sink is wanted. As PyTorch's own operators do, this looks for
+    use_deterministic_algorithms when it runs."""
+    made = _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, out, lse, dout, dlse, of_sink)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
+    if dlse is not None and dlse.stride(-1) != 1:
+        dlse = dlse.contiguous()
     written = _parts(None if q is None else made[0], made[1], None if v is None else made[2], d_qk)
-    tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, *written)
+    d_attn_sink = made[3] if of_sink else None
+    tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, attn_sink, dlse, *written, d_attn_sink)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     launch(_operations.MHA_BACKWARD, tensors, (max_s_q, max_s_k, scale, causal, deterministic, log_base))
-    if dlse is not None and not dlse.is_cpu:
-        _spoil(made, dlse)
     return made
 
 
-def _arrives(dlse: torch.Tensor) -> torch.Tensor:
-    """Returns whether a gradient of lse is one. A NaN is none: functions of lse that have an infinite derivative make it of 0."""
-    return (dlse.abs() > 0).any()
-
-
-def _spoil(made: Tuple[torch.Tensor, ...], dlse: torch.Tensor) -> None:
-    """Makes all gradients NaN if a gradient reaches lse: to raise, the host would have to wait for the GPU, and no graph could capture
-    the call."""
-    arrives = _arrives(dlse)
-    for gradient in made:
-        gradient.masked_fill_(arrives, math.nan)
-
-
 def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[6:]
     ctx.set_materialize_grads(False)
 
 
-def _refuse_gradient_of_lse() -> NoReturn:
-    raise NotImplementedError(f"{_this}: lse: has no derivative, but a gradient reaches it; use lse.detach()")
-
-
 def _backward(ctx, dout, dlse):
+    """A compiled graph has a gradient of every result that it returns: zeros if none arrives."""
     if torch.is_grad_enabled():
         raise NotImplementedError(f"{_this}: has no second derivative; call backward without create_graph=True")
-    if dlse is not None and not _dispatch_modes():
-        _refuse_gradient_of_lse()
-    nothing = (None,) * (5 + len(ctx.options))
-    q, k, v, *others = ctx.saved_tensors
+    nothing = (None,) * (6 + len(ctx.options))
+    q, k, v, cu_q, cu_k, attn_sink, *results = ctx.saved_tensors
     if dout is None:
         if dlse is None:
             return nothing
-        dout = torch.zeros_like(others[2])
-    made = _torch_operators.registered.mha_gradients(q, k, v, *others, dout, dlse, *ctx.options)
-    return (*(None if of is None else gradient for of, gradient in zip((q, k, v), made)), *nothing[3:])
+        dout = torch.zeros_like(results[0])
+    of_sink = ctx.needs_input_grad[5]
+    source = q, k, v, cu_q, cu_k, attn_sink
+    *made, d_attn_sink = _torch_operators.registered.mha_gradients(*source, *results, dout, dlse, of_sink, *ctx.options)
+    of_source = [None if of is None else gradient for of, gradient in zip(source, made)]
+    return (*of_source, None, None, d_attn_sink if of_sink else None, *nothing[6:])
 
 
 _torch_operators.register(
@@ -117,7 +117,7 @@ _torch_operators.register(
 )
 _torch_operators.register(
     "mha_gradients",
-    f"({_SOURCE}, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"({_SOURCE}, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, bool of_sink, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _this,
     _gradients,
     _gradients_fake,

@@ -109,7 +109,8 @@ def _counting(operator, written: list[int]):
 
 def count_writes(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
-        increment_version(tensor)
+        if tensor is not None:
+            increment_version(tensor)
 
 
 def refuse_tangents(function: str, named: Iterable[Tuple[str, Any]]) -> None:
@@ -196,9 +197,9 @@ def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: 
 def _add(operation: _operations.Operation) -> None:
     """Registers the operator that writes into given results and the one that makes them."""
     count = len(operation.tensors)
-    tensors, letters = [], iter("abc")
+    tensors, letters = [], iter("abcd")
     for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
-        tensors.append(f"Tensor{'?' * may_be_none}{f'({next(letters)}!)' if written else ''} {name}")
+        tensors.append(f"Tensor{f'({next(letters)}!)' if written else ''}{'?' * may_be_none} {name}")
     types = {name: type_ for name, type_, *_ in ARGUMENTS[operation.name]._fields_}
     numbers = [f"{'bool' if name in _FLAGS else _NUMBERS.get(types[name], 'int')} {name}" for name in operation.options]
     name = into_name(operation)

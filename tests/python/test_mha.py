@@ -133,7 +133,7 @@ def test_wrong_lse_is_told_as_it_was_given(kind):
     arguments = Sequences([(6, 9)]).arguments(kind)
     for shape, said in (
         ((4, 6), r"shape is \(4, 6\), must be \(6, 4\), \[tokens, h_q\]"),
-        ((6, 4), "stride of dimension 0 must be 1,"),
+        ((6, 4), "stride of the dimension of tokens must be 1,"),
     ):
         with pytest.raises(ValueError, match=f"^flash_attn_varlen_func: lse: {said}"):
             flash_attn_varlen_func(**arguments, lse=kind.full(shape, 7, "float32"))
