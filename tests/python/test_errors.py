@@ -308,6 +308,7 @@ OPTIONS = {
         "dropout_p": [(TYPE, None, "0"), (VALUE, 0.1, 1, -0.5, 1e-50, math.nan)],
         "softmax_scale": SCALE,
         **{name: [FLAG, (VALUE, 2)] for name in ("causal", "deterministic", "is_varlen", "batch_invariant")},
+        "lse_heads_first": [FLAG, (VALUE, 2)],
         "num_splits": [(TYPE, None, "2", 2.0), (VALUE, -1, 65, 2**40)],
         **OF_LSE,
         **STREAM,

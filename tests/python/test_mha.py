@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import flash_mla
-from attention import check_close, conventions, dense
+from attention import check_close, conventions, dense, with_sink
 from calls import kinds_for
 from flash_mla import _mha, flash_attn_varlen_func
 from kinds import KINDS, Kind, device, each_of, needs_torch, torch
@@ -27,8 +27,6 @@ class Sequences:
     """Tokens and keys of sequences, one after the other; `first` more precede and follow them: those of no sequence are NaN.
     `lengths`: (tokens, keys) of each."""
 
-    sink = None
-
     def __init__(self, lengths, h_q=4, h_kv=2, d=64, d_v=64, first=0, seed=0):
         random = numpy.random.default_rng(seed)
         self.h_q, self.d_v, self.lengths = h_q, d_v, numpy.reshape(numpy.array(lengths, numpy.int32), (-1, 2))
@@ -39,6 +37,7 @@ class Sequences:
         for name, shape in shapes.items():
             values = self.values[name] = numpy.clip(random.normal(0, 0.1, shape), -1, 1).astype(numpy.float32)
             values[:first] = values[len(values) - first :] = math.nan
+        self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
 
     def inputs(self):
         """{name: (values, type; None: that of the queries)}."""
@@ -64,6 +63,7 @@ class Sequences:
         for (token, key), (next_token, next_key) in zip(self.cu, self.cu[1:]):
             keys, values = k[key:next_key], v[key:next_key]
             out[token:next_token], natural = dense(q[token:next_token], keys, self.d_v, scale, causal, values)
+            out[token:next_token] = with_sink(out[None, token:next_token], natural[None], sink)[0]
             lse[token:next_token] = conventions(natural.T, lse_empty, log_base)
         return out, lse
 
@@ -126,6 +126,27 @@ def test_lse_is_the_transpose_of_what_is_in_memory(kind):
     _, lse = flash_attn_varlen_func(**Sequences([(6, 9)]).arguments(kind))
     strides = lse.stride() if kind.is_torch else tuple(stride // lse.itemsize for stride in lse.strides)
     assert tuple(lse.shape) == (6, 4) and strides == (1, 6)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_lse_with_heads_first(kind, given):
+    """It is what is in memory, and a given array is written as it is."""
+    problem = Sequences([(6, 9), (3, 4)])
+    arguments = problem.arguments(kind)
+    _, expected = flash_attn_varlen_func(**arguments)
+    lse = kind.full((4, 9), 7, "float32") if given else None
+    out = kind.full(problem.results()["out"][0], 7) if given else None
+    _, got = flash_attn_varlen_func(**arguments, lse_heads_first=True, lse=lse, out=out)
+    assert tuple(got.shape) == (4, 9) and (not given or got is lse)
+    assert numpy.array_equal(kind.float64(got).T, kind.float64(expected))
+    strides = got.stride() if kind.is_torch else tuple(stride // got.itemsize for stride in got.strides)
+    assert strides == (9, 1)
+
+
+def test_wrong_lse_with_heads_first(kind):
+    arguments = Sequences([(6, 9)]).arguments(kind)
+    with pytest.raises(ValueError, match="^flash_attn_varlen_func: lse: h_q .* is 6, must be 4"):
+        flash_attn_varlen_func(**arguments, lse=kind.full((6, 4), 7, "float32"), lse_heads_first=True)
 
 
 def test_wrong_lse_is_told_as_it_was_given(kind):

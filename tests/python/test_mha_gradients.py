@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
-from flash_mla import _operations, _torch_gradients
+from flash_mla import _operations
 from flash_mla._argument_structs import ARGUMENTS
 from calls import is_there
 from kinds import Kind, each_of
@@ -21,9 +21,10 @@ LENGTHS = [(5, 9), (0, 3), (35, 35), (2, 1)]
 device = each_of(["cpu"] + ["cuda"] * (torch.cuda.is_available() and is_there("mha_backward", "cuda")))
 
 
-def plain(q, k, v, starts, causal):
-    """Computes attention in float64, sequence by sequence; rows that see nothing are 0. `starts`: of tokens and keys."""
-    outs = []
+def plain(q, k, v, starts, causal, sink=None):
+    """Computes attention in float64, sequence by sequence; rows that see nothing are 0, and so is their lse. `starts`: of tokens and
+    keys."""
+    outs, lses = [], []
     for (token, key), (next_token, next_key) in zip(starts, starts[1:]):
         a, *pairs = q[token:next_token].double(), k[key:next_key].double(), v[key:next_key].double()
         b, value = (pair.repeat_interleave(q.shape[1] // k.shape[1], 1) for pair in pairs)
@@ -33,8 +34,13 @@ def plain(q, k, v, starts, causal):
             seen = torch.arange(keys, device=q.device) <= keys - tokens + torch.arange(tokens, device=q.device)[:, None]
             scores = scores.masked_fill(~seen, -math.inf)
         weights = torch.softmax(scores, -1).nan_to_num(0.0)
+        empty = (scores == -math.inf).all(-1)
+        lse = torch.logsumexp(scores.masked_fill(empty[..., None], 0.0), -1).masked_fill(empty, 0.0)
+        if sink is not None:
+            weights = weights / (1 + (sink.double()[:, None] - lse).exp())[..., None]
         outs.append(torch.einsum("hqk,khd->qhd", weights, value))
-    return torch.cat(outs)
+        lses.append(lse.T)
+    return torch.cat(outs), torch.cat(lses)
 
 
 def close(mine, expected, dtype):
@@ -67,7 +73,7 @@ def test_gradients(form, d, d_v, causal, dtype, device, compiled, fresh_compiler
         options = dict(causal=causal, deterministic=form not in (KV, QKV))
         return getattr(flash_mla, form)(*leaves, *arguments[len(leaves) :], **options)[0]
 
-    expected = plain(*parts, problem.cu, causal)
+    expected, _ = plain(*parts, problem.cu, causal)
     gradient = torch.randn_like(expected).to(dtype)
     theirs = torch.autograd.grad(expected, leaves, gradient.double())
     if compiled:
@@ -85,9 +91,6 @@ def small(**options):
 
 
 def test_refusals():
-    leaves, (out, lse) = small()
-    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: lse: "):
-        (out.sum() + lse.sum()).backward()
     leaves, (out, _) = small()
     with pytest.raises(NotImplementedError, match="no second derivative.*create_graph"):
         torch.autograd.grad(out.float().sum(), leaves, create_graph=True)
@@ -97,7 +100,75 @@ def test_refusals():
         small(out=torch.empty(6, 2, 64).bfloat16())
 
 
-# ---- lse ---------------------------------------------------------------------------------------------------------------
+# ---- lse and the sink ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_base", (math.e, 2))
+@pytest.mark.parametrize("through", ("out", "lse", "both"))
+@pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV))
+@pytest.mark.parametrize("with_sink", (False, True))
+@pytest.mark.parametrize("compiled", (False, True))
+def test_gradients_of_lse_and_sink(form, with_sink, through, log_base, device, compiled, fresh_compiler):
+    """Rows that see no key have a gradient of lse too, which must not count: NaN."""
+    torch.manual_seed(5)
+    kind, dtype = Kind("torch", "bfloat16", device), torch.bfloat16
+    problem = Sequences(LENGTHS, h_kv=2, d=128, d_v=128)
+    problem.values = {name: 10 * values for name, values in problem.values.items()}
+    arguments = [*problem.arguments(kind).values()] if form != KV else packed(form, problem, kind)
+    leaves = [given.requires_grad_() for given in arguments if torch.is_tensor(given) and given.is_floating_point()]
+    *parts, last = leaves
+    parts += last.split([128] * (2 - len(parts)) + [128], -1)
+    sink = kind.fp32(problem.sink).requires_grad_() if with_sink else None
+    learnt = [*leaves, sink] if with_sink else leaves
+
+    def call(*leaves):
+        return getattr(flash_mla, form)(
+            *leaves[: len(leaves) - with_sink],
+            *arguments[len(leaves) - with_sink :],
+            causal=True,
+            log_base=log_base,
+            attn_sink=leaves[-1] if with_sink else None,
+        )
+
+    expected, of_lse = plain(*parts, problem.cu, True, sink)
+    dout, dlse = torch.randn_like(expected).to(dtype), torch.randn_like(of_lse).float()
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, lse = call(*learnt)
+    close(out.detach(), expected.detach(), dtype)
+    blind = lse.isinf()
+    assert blind.any()
+    names = ("out", "lse") if through == "both" else (through,)
+
+    def gradients(results, of_results, **options):
+        return torch.autograd.grad([results[n] for n in names], learnt, [of_results[n] for n in names], **options)
+
+    natural = {"out": expected, "lse": of_lse / math.log(log_base)}
+    theirs = gradients(natural, {"out": dout.double(), "lse": dlse.double()}, allow_unused=True)
+    mine = gradients({"out": out, "lse": lse}, {"out": dout, "lse": dlse.masked_fill(blind, math.nan)})
+    for leaf, gradient, reference in zip(learnt, mine, theirs):
+        close(gradient, torch.zeros_like(leaf) if reference is None else reference, leaf.dtype)
+
+
+def test_gradient_of_a_sink_alone(device):
+    leaves, cu = learnt(device)
+    sink = torch.tensor([0.5, math.inf], device=device, requires_grad=True)
+    q, k, v = (leaf.detach() for leaf in leaves)
+    out, lse = flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, attn_sink=sink, lse_heads_first=True)
+    out.float().sum().backward()
+    factor = 1 / (1 + (0.5 - lse[0].detach()).exp())
+    close(sink.grad[0], (-out.detach()[:, 0].float().sum(-1) * (1 - factor)).sum(), torch.float32)
+    assert sink.grad[1] == 0
+
+
+def test_expanded_gradient_of_lse(device):
+    """It has strides of 0."""
+    gradients = []
+    for total in (lambda lse: lse.sum(), lambda lse: (lse * torch.ones_like(lse)).sum()):
+        leaves, cu = learnt(device)
+        total(step(*leaves, cu)[1]).backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(mine, its) for mine, its in zip(*gradients)) and gradients[0][0].any()
 
 
 def step(q, k, v, cu):
@@ -107,12 +178,6 @@ def step(q, k, v, cu):
 def logs_lse(*tensors):
     out, lse = step(*tensors)
     return out, lse.max()
-
-
-def logs_a_root_of_lse(*tensors):
-    """The derivative of the root is infinite, and infinite times no gradient is NaN."""
-    out, lse = step(*tensors)
-    return out, ((lse - lse) ** 0.5).sum()
 
 
 def breaks_the_graph(*tensors):
@@ -127,7 +192,7 @@ def learnt(device):
     return [torch.randn(9, 2, 64, device=device).bfloat16().requires_grad_() for _ in range(3)], cu
 
 
-@pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
+@pytest.mark.parametrize("function", (step, logs_lse, breaks_the_graph))
 def test_lse_may_leave_a_compiled_graph(function, device, fresh_compiler):
     """The graph has a gradient of every result, and that of lse is 0 if none arrives."""
     gradients = []
@@ -136,28 +201,6 @@ def test_lse_may_leave_a_compiled_graph(function, device, fresh_compiler):
         call(*leaves, cu)[0].float().sum().backward()
         gradients.append([leaf.grad for leaf in leaves])
     assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
-
-
-@pytest.mark.parametrize("through", ("lse", "both"))
-def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device, fresh_compiler):
-    """It is never lost without a sign: what the graph does on a GPU is in the documentation of the function."""
-    leaves, cu = learnt(device)
-    out, lse = torch.compile(step, backend="aot_eager")(*leaves, cu)
-    loss = lse[3, 1] + (out.float().sum() if through == "both" else 0)
-    if device == "cpu":
-        with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: lse: has no derivative"):
-            loss.backward()
-    else:
-        loss.backward()
-        assert all(leaf.grad.isnan().all() for leaf in leaves)
-
-
-def test_what_a_gradient_of_lse_does_on_a_gpu():
-    """Without a GPU: the function that the call on a GPU ends with."""
-    for dlse, spoilt in ((torch.zeros(2, 3), False), (torch.tensor([[0.0, math.nan]]), False), (torch.eye(2), True)):
-        gradients = torch.ones(4, 2), torch.ones(3), torch.ones(0)
-        _torch_gradients._spoil(gradients, dlse)
-        assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
 
 
 # ---- Transforms ---------------------------------------------------------------------------------------------------------
@@ -211,10 +254,10 @@ def test_operator():
     """Runs PyTorch's checks of an operator with a derivative."""
     leaves, _ = small()
     cu = torch.tensor((0, 6), dtype=torch.int32)
-    arguments = (*leaves, cu, cu, 0, 6, 6, 0.0, True, True, 0, 0, True, 0)
-    # test_aot_dispatch_static sends a gradient through lse; test_gradients compiles.
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, test_utils=tests, rtol=1e-2, atol=1e-2)
+    sink = torch.randn(2, requires_grad=True)
+    for given in (None, sink):
+        arguments = (*leaves, cu, cu, given, 0, 6, 6, 0.0, True, True, 0, 0, True, 0)
+        torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, rtol=1e-2, atol=1e-2)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def apart(kind, result):
 
 def run_gradients(kind):
     call = Call("mha_forward", kind)
-    for name in "qkv":
+    for name in ("q", "k", "v", "attn_sink"):
         call.inputs[name].requires_grad_()
     call(causal=True, deterministic=True)[0].sum().backward()
 
@@ -56,10 +56,14 @@ def samples(device):
         if name.startswith("flash_mla."):
             found[name.removesuffix(".default").replace(".", "::")].append([detached(value) for value in arguments])
     for arguments in found["flash_mla::mha_gradients"][:1]:  # one with a gradient of lse; the library's operator alone
-        *tensors, lse, dout, _ = arguments[:9]
-        found["flash_mla::mha_gradients"].append([*tensors, lse, dout, torch.zeros_like(lse), *arguments[9:]])
-        gradients = map(torch.zeros_like, tensors[:3])
-        found["flash_mla::mha_backward"].append([*tensors, lse, dout, *gradients, 4, 5, 0.0, True, True, 0])
+        *tensors, sink, out, lse, dout = arguments[:9]
+        dlse, numbers = torch.ones_like(lse), (4, 5, 0.0, True, True, 0)
+        found["flash_mla::mha_gradients"].append([*arguments[:9], dlse, *arguments[10:]])
+        found["flash_mla::mha_gradients"].append([*tensors, None, out, lse, dout, dlse, False, *arguments[11:]])
+        gradients = list(map(torch.zeros_like, (*tensors[:3], sink)))
+        read = *tensors, out, lse, dout
+        found["flash_mla::mha_backward"].append([*read, sink, dlse, *gradients, *numbers])
+        found["flash_mla::mha_backward"].append([*read, None, None, *gradients[:3], None, *numbers])
     for parts in found["flash_mla::merge"][:1]:  # of another type
         out, lse = torch.ops.flash_mla.merge(*parts)
         found["flash_mla::merge_out"].append([*parts[:3], out.float(), lse, 1, 2])
