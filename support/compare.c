@@ -16,6 +16,7 @@ const struct tolerance tolerance_fp8_products_out = {3e-3, 4.01 / 128, 2e-4};
 const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7};
 const struct tolerance tolerance_sparse_prefill_out = {8e-4, 3.01 / 128, 7e-6};
 const struct tolerance tolerance_mha_out = {1e-3, 8.01 / 128, 7e-6};
+const struct tolerance tolerance_mha_dsink = {1e-6, 1.01 / 1024, 1e-6};
 const struct tolerance tolerance_prefill_lse = {1e-6, 2.01 / 65536, 1e-7};
 const double rounded_scale_lse = 1e-3;
 const struct tolerance tolerance_exact_f32 = {1e-6, 1e-5, 1e-9};

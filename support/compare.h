@@ -24,6 +24,7 @@ extern const struct tolerance tolerance_decode_lse;
 extern const struct tolerance tolerance_sparse_prefill_out;
 extern const struct tolerance tolerance_prefill_lse; /* also of max_logits */
 extern const struct tolerance tolerance_mha_out;     /* its lse uses tolerance_prefill_lse */
+extern const struct tolerance tolerance_mha_dsink;   /* the gradient of a sink */
 /* The bound that compare_add_within takes for lse and max_logits where kernels may round a cache's scales
  * to bf16. */
 extern const double rounded_scale_lse;

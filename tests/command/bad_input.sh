@@ -202,7 +202,7 @@ bad 2 '--d-v: does not apply to --op sparse_decode' make-input x --op sparse_dec
 bad 2 '--extra-topk: applies only to --op sparse_decode' make-input x --extra-topk 2
 bad 2 '--seq-lens: needs --varlen with --op mha_forward' make-input x --op mha_forward --seq-lens 1,2
 bad 2 '--max-len: needs --varlen with --op mha_forward' make-input x --op mha_forward --max-len 2
-bad 2 '--sink: does not apply to --op mha_forward' make-input x --op mha_forward --sink
+bad 2 '--dlse: does not apply to --op mha_forward' make-input x --op mha_forward --dlse
 bad 2 '--page-size: does not apply to --op mha_forward' make-input x --op mha_forward --page-size 64
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op mha_forward --kv-heads 3
 bad 2 "--d-v: '513' must be a whole number in [1, 512]" make-input x --op mha_forward --d-v 513

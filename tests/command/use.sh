@@ -149,6 +149,11 @@ checked "$mha --varlen --seq-lens 0,1,65,64,130 --heads 8 --kv-heads 2 --d-qk 12
 grep -aq '"lse":{"dtype":"F32","shape":\[8,260\]' m.out || wrong 'lse of m.out has another shape'
 grep -q '^{"op":"mha_forward",.*"q":\[260,8,128\],"dtype":"fp16",' run.json || wrong "run.json: $(cat run.json)"
 # 3 tokens at each end, 2 heads.
+checked "$mha --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink" '--repeat 1' 'd_v 128, bf16, causal, sink$' \
+    '^q +\[66, 6, 192\] bf16, causal, sink$' '^check +PASS: 396 of 396 rows'
+checked '--op mha_backward --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink --dlse' '--repeat 1 --out m.out' \
+    'd_v 128, bf16, causal, sink, dlse$' '^check +PASS'
+grep -aq '"d_attn_sink":{"dtype":"F32","shape":\[6\]' m.out || wrong 'm.out has no d_attn_sink'
 checked "$mha --varlen --seq-lens 0,1,65,64,130 --query-tokens 3 --heads 2 --d-qk 64 --d-v 128 --causal" '--repeat 1' \
     '^keys +260 of 5 requests, one after the other; 1538 ' '^check +PASS: 30 of 30 rows'
 for varlen in '' --varlen; do

@@ -452,7 +452,8 @@ static void test_mha(void)
                            .d_v = head_d_v[way / 2 / HEAD_D_QKS], .causal = way % 2,
                            .h_q = heads[number % 3][0], .h_kv = heads[number % 3][1], .flat = p->flat,
                            .type = number % 7 < 3 ? fp16 : bf16, .num_splits = splits[number % 5],
-                           .batch_dependent = number / 5 % 2, .has = HAS_LSE);
+                           .batch_dependent = number / 5 % 2,
+                           .has = HAS_LSE | (number % 4 > 1 ? HAS_SINK : 0));
             check_problem(p, &l);
         }
 }

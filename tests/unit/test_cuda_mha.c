@@ -260,8 +260,16 @@ static void backward_of(struct mha_backward_call *c, bool flat, int64_t b, int64
 {
     const struct layout layout =
         SHAPE_OF(layout, .b = b, .s_q = S_Q, .s_k = s_k, .flat = flat, .splits = b + 1, .tokens_q = TOKENS_Q,
-                 .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+                 .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V,
+                 .has = HAS_LSE | HAS_SINK | HAS_DLSE);
     mha_backward_make(c, &layout, gpu_number(0));
+    c->args.attn_sink = c->args.dlse = c->args.d_attn_sink = NULL;
+}
+
+static void give_sink(struct mha_backward_call *c, bool with_dlse)
+{
+    c->args.attn_sink = &c->attn_sink.tensor, c->args.d_attn_sink = &c->d_attn_sink.tensor;
+    if (with_dlse) c->args.dlse = &c->dlse.tensor;
 }
 
 static void backward(struct mha_backward_call *c, bool flat, int64_t b)
@@ -279,6 +287,52 @@ static void no_request(void)
               GRID(launched(0), TOKENS_K * H_KV / MHA_WARPS, 32 * MHA_WARPS, 0));
     backward(&c, false, 0);
     RUNS(mha_backward, &c, "%s", "");
+    give_sink(&c, false);
+    RUNS(mha_backward, &c, "mha_backward_%s", "dsinks");
+}
+
+/* A CTA a head adds the parts of its sink's gradient: of tiles of rows, or of rows. Without that gradient nobody
+ * leaves parts. */
+static void gradients_of_sinks(void)
+{
+    struct mha_backward_call c;
+    backward(&c, false, B);
+    give_sink(&c, false), c.args.kernel = "cuda-sm80";
+    RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_192|%s",
+         "sm80_mha_backward_bf16_finish_192|mha_backward_dsinks");
+    const struct mha_backward_params p = PARAMS(mha_backward_params, launched(0)),
+                                     of_tiles = PARAMS(mha_backward_params, launched(3));
+    CHECK_ALL(GRID(launched(0), H_Q, DSINK_THREADS, 0), {p.dsink_parts, B * ((S_Q + 63) / 64)},
+              {p.of_dsink && p.of_dsink == of_tiles.of_dsink, 1},
+              {(const char *)(p.of_dsink + H_Q * p.dsink_parts) <=
+                   (const char *)c.args.workspace + c.args.workspace_size,
+               1},
+              {p.attn_sink == c.attn_sink.tensor.data, 1}, {p.d_attn_sink == c.d_attn_sink.tensor.data, 1},
+              {!p.dlse, 1});
+    c.args.d_attn_sink = NULL;
+    RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_192|%s",
+         "sm80_mha_backward_bf16_finish_192");
+    CHECK(!PARAMS(mha_backward_params, launched(2)).of_dsink, "%s", "parts are left that nobody adds");
+    give_sink(&c, true), c.args.kernel = "cuda";
+    RUNS(mha_backward, &c, "%s", "mha_backward_rows_bf16|mha_backward_keys_bf16|mha_backward_dsinks");
+    CHECK_EQ(PARAMS(mha_backward_params, launched(0)).dsink_parts, B * S_Q);
+    CHECK(PARAMS(mha_backward_params, launched(0)).dlse == c.dlse.tensor.data, "%s",
+          "dlse is another tensor");
+}
+
+/* With a sink and dlse no kernel may keep P in fp16. */
+static void sinks_with_dlse(void)
+{
+    for (int wide = 0; wide < 2; wide++) {
+        struct mha_backward_call c;
+        backward_of(&c, false, 1, (fake->sms / H_KV + 1) * MHA_BACKWARD_KEYS);
+        give_sink(&c, !wide), c.args.kernel = "cuda-sm80";
+        RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s|%s",
+             wide ? "192_wide" : "192", "sm80_mha_backward_bf16_finish_192|mha_backward_dsinks");
+        c.args.kernel = NULL;
+        check_left("both", OP_MHA_BACKWARD, &c.args, "cuda-sm90", "cuda-sm80", wide ? NULL : "dlse",
+                   "attn_sink with dlse only at d_qk/d_v of 128/128 and 64/64");
+    }
 }
 
 /* The portable tensor core kernel: one CTA per tile of rows, then one per block of keys of a key head. */
@@ -448,5 +502,5 @@ int main(int argc, char **argv)
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
                          splits_of_a_batch, any_batch, refused, tiles_of_sm80, no_request, gradients,
                          wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
-                         shapes_of_227_kib, gradients_of_other_sizes);
+                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse);
 }

@@ -292,7 +292,9 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
 
 void check_words(const struct check_result *result, char *text, size_t room)
 {
-    if (result->op == OP_MHA_BACKWARD)
+    if (result->op == OP_MHA_BACKWARD && result->of[3].wrong)
+        snprintf(text, room, "%" PRId64 " values of d_attn_sink differ", result->of[3].wrong);
+    else if (result->op == OP_MHA_BACKWARD)
         snprintf(text, room, "%" PRId64 " values of dq, %" PRId64 " of dk and %" PRId64 " of dv differ",
                  result->of[0].wrong, result->of[1].wrong, result->of[2].wrong);
     else if (result->wrong_bytes)

@@ -11,7 +11,7 @@ struct check_result {
     enum operation op;
     int64_t rows;                  /* compared */
     int64_t all_rows;              /* in the call */
-    struct comparison of[RESULTS]; /* for each result with a tolerance: out, lse, max_logits */
+    struct comparison of[RESULTS]; /* for each result with a tolerance: out, lse, max_logits; or gradients */
     int64_t wrong_bytes;           /* in results without a tolerance, and in written inputs */
     bool passed;
 };

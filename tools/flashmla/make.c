@@ -89,7 +89,8 @@ static bool is_there(const struct shape *s, const struct member *member)
     const char *name = member->name;
     if (call_of_plan(member)) return false;
     if (!(member->allowed & ALLOW_NULL)) return true;
-    if (!strcmp(name, "attn_sink")) return s->sink;
+    if (!strcmp(name, "attn_sink") || !strcmp(name, "d_attn_sink")) return s->sink;
+    if (!strcmp(name, "dlse")) return s->dlse;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
     if (!strcmp(name, "norm_weight")) return s->norm;
@@ -413,7 +414,7 @@ static bool mha_values(struct making *m, struct reason *reason)
         of_k[r + 1] = of_k[r] + m->lengths[r];
     }
     call_set_longest(m->call);
-    fill(m, "q", 0.0f), fill(m, "k", 0.0f), fill(m, "v", 0.0f);
+    fill(m, "q", 0.0f), fill(m, "k", 0.0f), fill(m, "v", 0.0f), fill_normal(m, "attn_sink", 1.0f);
     *(float *)call_option(m->call, "softmax_scale") = 1.0f / sqrtf((float)m->shape->d_qk + 100.0f);
     return true;
 }
@@ -446,7 +447,7 @@ static bool backward_values(struct making *m, struct reason *reason)
 {
     fmla_status status;
     if (!mha_values(m, reason)) return false;
-    fill(m, "dout", 0.0f);
+    fill(m, "dout", 0.0f), fill(m, "dlse", 0.0f);
     return m->shape->no_forward || make_forward(m->call, &status, reason);
 }
 

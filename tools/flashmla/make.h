@@ -34,7 +34,7 @@ struct shape {
     enum element type;    /* of the vectors; fp32 only for merge and the cache operations */
     bool norm;            /* cache append: RMS norm first */
     int32_t turns;        /* cache append: FMLA_ROPE_…, each token at its own position */
-    bool causal, sink;
+    bool causal, sink, dlse;
     /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and
      * topk; MHA: concatenated requests of s_k/80 to s_k keys. */
     bool varlen;

@@ -41,7 +41,7 @@ static const struct command make_input = {
     "s_k is --seq-len, 1024 by default. With --varlen the requests are packed one after the other, "
     "with lengths as above: the tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k "
     "(int32) give the start of each request. softmax_scale is 1 / sqrt(d_qk + 100). --op mha_backward "
-    "writes these tensors, out and lse as mha_forward computes them, and dout.\n"
+    "writes these tensors, out and lse as mha_forward computes them, dout and, with --dlse, dlse.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
@@ -62,7 +62,7 @@ struct make_options {
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
     int op, dtype, cache, extra_cache, products; /* indices in the choices; cache 0: q's type */
     const char *names[OPTION_CHOICES];           /* choices of op */
-    bool causal, varlen, sink, short_lists;
+    bool causal, varlen, sink, dlse, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
         extra_topk_given, extra_page_given, extra_cache_given, products_given;
 };
@@ -90,6 +90,7 @@ static struct shape shape_of(const struct make_options *o)
                           .d_qk = o->d_qk,
                           .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
                           .sink = o->sink,
+                          .dlse = o->dlse,
                           .seed = lengths ? ~seed - 2025 : seed}; /* differs from the seed of the lengths */
     if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
     if (kind == PLAIN) return shape;
@@ -173,8 +174,9 @@ static const struct {
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
     [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
-    [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "q", "k", "v"}},
-    [BACKWARD] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "lse", "q", "k", "v", "out", "dout"}},
+    [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "attn_sink", "q", "k", "v"}},
+    [BACKWARD] = {print_mha,
+                  {"cu_seqlens_q", "cu_seqlens_k", "attn_sink", "dlse", "lse", "q", "k", "v", "out", "dout"}},
     [PLAIN] = {print_plain, {NULL}}, /* all inputs */
     [LENGTHS] = {print_dense, {NULL}},
 };
@@ -214,7 +216,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
     } options[] = {
         {"--causal", o->causal, {.members = {"causal"}}},
         {"--varlen", o->varlen, {.members = {"cu_seqlens_q"}}},
-        {"--sink", o->sink, {.members = {"attn_sink"}}},
+        {"--dlse", o->dlse, {.members = {"dlse"}}},
         {"--seq-lens", l->list_given, {.members = {"seqlens", "cu_seqlens_k"}}},
         {"--min-len", l->min_given, {.members = {"seqlens", "cu_seqlens_k"}}},
         {"--max-len", l->max_given, {.members = {"seqlens", "cu_seqlens_k"}}},
@@ -429,7 +431,7 @@ static int make(const struct make_options *o, const char *path)
     if (good) {
         printf("%s: ", path);
         kinds[kind_of(o)].print(&shape, &made);
-        puts(shape.sink ? ", sink" : "");
+        printf("%s%s\n", shape.sink ? ", sink" : "", shape.dlse ? ", dlse" : "");
     }
     free(lengths), make_end(&made), call_close(&call);
     return good ? EXIT_GOOD : complain(&make_input, EXIT_FAILED, "%s", reason.text);
@@ -470,6 +472,7 @@ int command_make_input(int argc, char **argv)
         OPTION_SWITCH("--varlen", &o.varlen,
                       "mha_forward: pack requests of varying lengths one after the other"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
+        OPTION_SWITCH("--dlse", &o.dlse, "mha_backward: add dlse, the gradient of lse"),
         OPTION_ONE_OF(
             "--cache", &o.cache, "FORMAT",
             "format of the cache: plain (q's type, the default), fp8_656, fp8_584; dense_decode also "

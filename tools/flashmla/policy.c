@@ -483,7 +483,8 @@ const struct policy policies[OPERATIONS] = {
                          .budget = INFINITY, /* a key's gradients depend on all rows */
                          .results = {{"dq", &tolerance_mha_out},
                                      {"dk", &tolerance_mha_out},
-                                     {"dv", &tolerance_mha_out}},
+                                     {"dv", &tolerance_mha_out},
+                                     {"d_attn_sink", &tolerance_mha_dsink}},
                          .work = backward_work,
                          .print = print_mha},
     [OP_MERGE] = {.rows = {DIM_b, DIM_s_q, DIM_h_q},
