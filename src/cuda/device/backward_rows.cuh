@@ -7,6 +7,7 @@
 #include "../params.h"
 
 #include "element.cuh"
+#include "result.cuh"
 #include "warp.cuh"
 
 #include <math.h>
@@ -60,10 +61,10 @@ DEVICE RowNumbers row_numbers(const mha_backward_params &call, int64_t request, 
             call.dlse[request * call.dlse_stride[0] + head * call.dlse_stride[1] + token] * call.dlse_natural;
     if (!call.attn_sink) return row;
     const float above = call.attn_sink[head] * LOG2_E - lse,
-                ratio = exp2f(above > MOST_RATIO_LOG2 ? MOST_RATIO_LOG2 : above);
-    row.lse = fmaf(log1pf(ratio), LOG2_E, lse);
-    row.off_delta *= 1.0f + ratio;
-    row.dsink = -1.0f / (1.0f + exp2f(-above));
+                over = 1.0f + exp2_approx(above > MOST_RATIO_LOG2 ? MOST_RATIO_LOG2 : above);
+    row.lse = lse + log2_approx(over);
+    row.off_delta *= over;
+    row.dsink = -reciprocal_approx(1.0f + exp2_approx(-above));
     return row;
 }
 

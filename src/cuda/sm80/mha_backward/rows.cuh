@@ -124,7 +124,7 @@ template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward
 } // namespace mha_backward
 
 #define MHA_BACKWARD_ROW_KERNELS(PREFIX, ELEMENT, d_qk, d_v)                                                 \
-    DEFINE_KERNEL(PREFIX##prepare_##d_qk, mha_backward_sm80_params, (mha_backward::ROW_KERNEL_THREADS, 4),   \
+    DEFINE_KERNEL(PREFIX##prepare_##d_qk, mha_backward_sm80_params, (mha_backward::ROW_KERNEL_THREADS, 5),   \
                   mha_backward::prepare_rows<ELEMENT, d_qk, d_v>(p))                                         \
     DEFINE_KERNEL(PREFIX##finish_##d_qk, mha_backward_sm80_params, (mha_backward::ROW_KERNEL_THREADS, 4),    \
                   mha_backward::finish_rows<ELEMENT, d_qk>(p))

@@ -133,7 +133,7 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
 } // namespace mha_backward
 
 #define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \
-    DEFINE_KERNEL(PREPARE, mha_backward_sm90_params, (mha_backward::ROW_KERNEL_THREADS, 4),                  \
+    DEFINE_KERNEL(PREPARE, mha_backward_sm90_params, (mha_backward::ROW_KERNEL_THREADS, 6),                  \
                   mha_backward::prepare_rows<ELEMENT, mha_backward::BackwardLayout<D_QK, D_V>>(p))           \
     DEFINE_KERNEL(FINISH, mha_backward_sm90_params, (mha_backward::ROW_KERNEL_THREADS, 4),                   \
                   mha_backward::finish_rows<ELEMENT, mha_backward::BackwardLayout<D_QK, D_V>>(p))
