@@ -85,8 +85,8 @@ _SENTENCES: Mapping[str, _library.Sentences] = {
         ("rope_pairs", "is 2"): "rope_pairs: is 'halves', must be None without rope_table",
     },
     MHA: {
-        ("lse", "stride of the innermost"): "lse: stride of the dimension of tokens must be 1, as in a new [h_q, tokens] or its "
-        "transpose",
+        ("lse", "stride of the innermost"): "lse: stride of the dimension of tokens must be 1, as in a new "
+        "[h_q, tokens] or its transpose"
     },
 }
 INT32 = dtype_word(0, 32)
