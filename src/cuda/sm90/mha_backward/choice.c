@@ -67,7 +67,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
     }
     *argument = "dlse";
     if (p->dlse && p->rules.attn_sink &&
-        p->d_qk == 192) /* P is in fp16 until dS (device/backward_rows.cuh) */
+        p->d_qk >= 192) /* P is in fp16 until dS (device/backward_rows.cuh) */
         return "takes attn_sink with dlse only at d_qk/d_v of 128/128 and 64/64";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
