@@ -155,9 +155,7 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
     return FMLA_OK;
 }
 
-/* Returns true only if no two elements share memory: with dimensions sorted by stride, each must stride over
- * all before it. The condition is sufficient, not necessary. */
-static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
+bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
 {
     bool used[MAX_DIMENSIONS] = {false};
     int64_t covered = 1; /* extent of the dimensions so far, in elements */
@@ -203,6 +201,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: byte_offset is %llu, must be below 2^63", operation, name,
                     (unsigned long long)tensor->byte_offset);
     checked->data = tensor->data ? (void *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
+    checked->empty = found.empty;
     if (found.empty) return FMLA_OK;
     if ((allow & IS_OUTPUT) && !found.in_order && !elements_are_distinct(checked, ndim))
         return fail(FMLA_INVALID_ARGUMENT,

@@ -30,6 +30,10 @@ void cache_steps(const struct cache_format *format, const struct checked_tensor 
 fmla_status check_size(const char *operation, const struct checked_tensor *tensor, int dimension,
                        const char *words, int64_t size, const char *other);
 
+/* Returns true only if no two elements share memory: with dimensions sorted by stride, each must stride over
+ * all before it. The condition is sufficient, not necessary. */
+bool elements_are_distinct(const struct checked_tensor *tensor, int ndim);
+
 /* Checks that an integer option is in [low, high]. */
 fmla_status check_range(const char *operation, const char *name, int64_t value, int64_t low, int64_t high);
 
@@ -51,6 +55,11 @@ fmla_status check_heads(const char *operation, const char *name, int64_t h_q, in
 /* Checks the options of `out` and `lse`, and fills `rules`. */
 fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink, int32_t lse_empty,
                                int32_t log_base, struct result_rules *rules);
+
+/* Checks that an output shares no memory with another tensor; either may be absent. `except` ends the message:
+ * what else is allowed, or "". */
+fmla_status check_apart(const char *operation, const struct checked_tensor *output,
+                        const struct checked_tensor *other, const char *except);
 
 /* Checks that starts of requests are given exactly if the call has all tokens in one dimension. */
 fmla_status check_starts(const struct checked_call *call, const char *name,

@@ -56,6 +56,83 @@ fmla_status check_result_rules(const char *operation, const struct checked_tenso
     return FMLA_OK;
 }
 
+/* ---- Memory that tensors share ---------------------------------------------------------------- */
+
+/* Multiples of `stride` bytes, from 0 to count - 1; those of stride 0 end a list. */
+struct multiples {
+    uint64_t stride, count;
+};
+
+enum { MOST_MULTIPLES = 2 * MAX_DIMENSIONS + 2, MOST_STEPS = 4096 };
+
+/* Adds multiples to a list in descending order of strides; equal strides are joined. */
+static void put_multiples(struct multiples list[MOST_MULTIPLES], uint64_t stride, uint64_t count)
+{
+    int at = 0;
+    if (count < 2 || !stride) return;
+    while (list[at].stride > stride) at++;
+    if (list[at].stride == stride) {
+        list[at].count += count - 1;
+        return;
+    }
+    for (int i = MOST_MULTIPLES - 1; i > at; i--) list[i] = list[i - 1];
+    list[at] = (struct multiples){stride, count};
+}
+
+/* Adds to a list what the offsets of a tensor's bytes are sums of. */
+static void put_offsets(struct multiples list[MOST_MULTIPLES], const struct checked_tensor *tensor)
+{
+    const uint64_t bytes = (uint64_t)tensor->element_bytes;
+    put_multiples(list, 1, bytes);
+    for (int i = 0; i < MAX_DIMENSIONS; i++)
+        put_multiples(list, (uint64_t)tensor->stride[i] * bytes, (uint64_t)tensor->shape[i]);
+}
+
+/* Returns the offset of the last byte of a tensor that has elements. */
+static uint64_t last_offset(const struct checked_tensor *tensor)
+{
+    int64_t last = 0;
+    for (int i = 0; i < MAX_DIMENSIONS; i++)
+        if (tensor->shape[i] > 1) last += (tensor->shape[i] - 1) * tensor->stride[i];
+    return (uint64_t)(last + 1) * (uint64_t)tensor->element_bytes - 1;
+}
+
+/* Returns whether one multiple of each of a list add up to `sum`. The strides of usual layouts leave at most two
+ * choices each; after *steps choices the answer is yes. */
+static bool adds_up(const struct multiples *list, uint64_t sum, int *steps)
+{
+    uint64_t others = 0; /* the most that they add */
+    if (!sum || --*steps < 0) return true;
+    if (!list->stride) return false;
+    for (const struct multiples *other = list + 1; other->stride; other++)
+        others += other->stride * (other->count - 1);
+    uint64_t n = sum > others ? (sum - others - 1) / list->stride + 1 : 0;
+    for (; n < list->count && n * list->stride <= sum; n++)
+        if (adds_up(list + 1, sum - n * list->stride, steps)) return true;
+    return false;
+}
+
+/* Returns false only if no byte belongs to both tensors. */
+static bool share_memory(const struct checked_tensor *a, const struct checked_tensor *b)
+{
+    const uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
+    if (!a->name || !b->name || a->empty || b->empty) return false;
+    const uint64_t last = last_offset(b);
+    if (at_b > at_a ? at_b - at_a > last_offset(a) : at_a - at_b > last) return false;
+    /* A byte of both: at_a + x = at_b + y. Like y, last - y is a sum of multiples. */
+    struct multiples list[MOST_MULTIPLES] = {{0, 0}};
+    put_offsets(list, a), put_offsets(list, b);
+    return adds_up(list, at_b - at_a + last, &(int){MOST_STEPS});
+}
+
+fmla_status check_apart(const char *operation, const struct checked_tensor *output,
+                        const struct checked_tensor *other, const char *except)
+{
+    if (!share_memory(output, other)) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: shares memory with %s, must be apart from it%s", operation,
+                output->name, other->name, except);
+}
+
 /* ---- Memory and plans ------------------------------------------------------------------------ */
 
 fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,

@@ -237,13 +237,19 @@ struct plan_problem {
 };
 
 struct merge_problem {
-    int64_t n, b, s_q, h_q, d_v;
+    int64_t n, b, s_q, h_q, d_v;  /* n: of all parts, also of one apart from the others */
+    int64_t out_first, out_count; /* the parts whose out is added: the first, and how many */
+    int64_t last;                 /* the part at out_last and lse_last; -1: none */
     fmla_device device;
     enum element part_element, out_element;
-    const void *out_parts;
+    const void *out_parts;       /* begins with part out_first */
     int64_t out_parts_stride[4]; /* part, request, token, head */
     const float *lse_parts;
     int64_t lse_parts_stride[3]; /* part, request, head */
+    const void *out_last;
+    int64_t out_last_stride[3]; /* request, token, head */
+    const float *lse_last;
+    int64_t lse_last_stride[2]; /* request, head */
     void *out;
     int64_t out_stride[3]; /* request, token, head */
     float *lse;            /* NULL: not wanted */
@@ -251,6 +257,25 @@ struct merge_problem {
     struct result_rules rules;
     void *stream;
 };
+
+static inline float merge_part_lse(const struct merge_problem *p, int64_t part, int64_t request,
+                                   int64_t token, int64_t head)
+{
+    const int64_t *const last = p->lse_last_stride, *const stride = p->lse_parts_stride;
+    if (part == p->last) return p->lse_last[request * last[0] + head * last[1] + token];
+    return p->lse_parts[part * stride[0] + request * stride[1] + head * stride[2] + token];
+}
+
+/* Returns the memory of a part's out, where its row begins at element *at. */
+static inline const void *merge_part_out(const struct merge_problem *p, int64_t part, int64_t request,
+                                         int64_t token, int64_t head, int64_t *at)
+{
+    const bool is_last = part == p->last;
+    const int64_t *const stride = is_last ? p->out_last_stride : p->out_parts_stride + 1;
+    *at = (is_last ? 0 : (part - p->out_first) * p->out_parts_stride[0]) + request * stride[0] +
+          token * stride[1] + head * stride[2];
+    return is_last ? p->out_last : p->out_parts;
+}
 
 /* The pages of a cache and their layout. */
 struct cache_pages {
@@ -315,6 +340,7 @@ struct checked_tensor {
     int64_t stride[MAX_DIMENSIONS];
     enum element element; /* of floating types; for bytes, of the decoded values: bf16 */
     bool of_bytes;
+    bool empty; /* it has no element */
     int32_t element_bytes;
     fmla_device device; /* pinned host memory counts as CPU */
 };

@@ -795,18 +795,29 @@ FMLA_API fmla_status fmla_mha_backward(const fmla_mha_backward_args *args);
 
 /* Merges n results over disjoint sets of keys into the result over all keys (docs/semantics.md, "Merge"); the
  * parts may come from several machines. A part whose lse is +inf or -inf saw no key, and its out is not read.
- * Parts are merged in order of their index. */
+ * Parts are merged in order of their index.
+ * The result may replace one part: out may be exactly one part (the same type, address and strides), and lse
+ * exactly one part's lse. Any other memory that out or lse shares with another tensor is an error. */
 typedef struct fmla_merge_args {
     size_t struct_size;           /* set by FMLA_INIT */
-    const fmla_tensor *out_parts; /* [n, b, s_q, h_q, d_v] bf16, fp16 or fp32 */
+    const fmla_tensor *out_parts; /* [n, b, s_q, h_q, d_v] bf16, fp16 or fp32; n is 1 with `part` */
     const fmla_tensor *lse_parts; /* [n, b, h_q, s_q] fp32 */
+    /* One more part, after those of out_parts and lse_parts, for callers whose parts are not one tensor: two
+     * results are merged with n = 1. Both or neither; NULL with `part`. */
+    const fmla_tensor *out_last;  /* [b, s_q, h_q, d_v] in the type of out_parts */
+    const fmla_tensor *lse_last;  /* [b, h_q, s_q] fp32 */
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL; applied once, to the merged result */
-    const fmla_tensor *out; /* [b, s_q, h_q, d_v] bf16, fp16 or fp32; written; must not overlap the parts */
-    const fmla_tensor *lse; /* [b, h_q, s_q] fp32, written; NULL = not wanted; must not overlap the parts */
-    void *stream;           /* CUDA stream; not used on the CPU */
-    const char *kernel;     /* name of a kernel to force; NULL = the best */
-    int32_t lse_empty;      /* FMLA_LSE_EMPTY_…, of the result; parts may use either */
-    int32_t log_base;       /* FMLA_LOG_…, of the parts and of the result */
+    const fmla_tensor *out;       /* [b, s_q, h_q, d_v] bf16, fp16 or fp32; written */
+    const fmla_tensor *lse;       /* [b, h_q, s_q] fp32; written; NULL = not wanted */
+    void *stream;                 /* CUDA stream; not used on the CPU */
+    const char *kernel;           /* name of a kernel to force; NULL = the best */
+    int32_t lse_empty;            /* FMLA_LSE_EMPTY_…, of the result; parts may use either */
+    int32_t log_base;             /* FMLA_LOG_…, of the parts and of the result */
+    /* 1 + the index of the only part whose out counts, at most n; 0 = all. Then out_parts has this part alone,
+     * and `out` is its contribution to the merged result: out_part · exp(lse_part - lse), with the sink's factor.
+     * The sum of the contributions of all parts is the merged result. Ranks that exchanged their lse scale their
+     * own out in this way before they add them up. */
+    int32_t part;
 } fmla_merge_args;
 
 /* Merges the parts.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Merge on the CPU. A work item is a query token of a request, with all its heads.
+ * Merge on the CPU. A work item is a query token of a request, with all its heads. The result may replace a
+ * part: the values of all parts are read before those of the result are written, and a row's lse is written last.
  */
 #include "cpu.h"
 
@@ -13,9 +14,7 @@ enum { SPAN = 128 };
 static float part_lse(const struct merge_problem *p, int64_t part, int64_t request, int64_t head,
                       int64_t token)
 {
-    const float lse = p->lse_parts[part * p->lse_parts_stride[0] + request * p->lse_parts_stride[1] +
-                                   head * p->lse_parts_stride[2] + token];
-    return lse / p->rules.lse_factor;
+    return merge_part_lse(p, part, request, token, head) / p->rules.lse_factor;
 }
 
 /* Returns ln Σ exp(lse) over the parts, added in their order. */
@@ -37,19 +36,18 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
 {
     const float lse = whole_lse(p, request, head, token);
     const float factor = result_sink_factor(&p->rules, head, lse);
-    const int64_t in =
-        request * p->out_parts_stride[1] + token * p->out_parts_stride[2] + head * p->out_parts_stride[3];
     const int64_t at = request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
     for (int64_t first = 0; first < p->d_v; first += SPAN) {
         const int64_t count = p->d_v - first < SPAN ? p->d_v - first : SPAN;
         float sum[SPAN] = {0};
-        for (int64_t n = 0; n < p->n; n++) {
+        for (int64_t n = p->out_first; n < p->out_first + p->out_count; n++) {
             const float partial = part_lse(p, n, request, head, token);
+            int64_t in;
             if (isinf(partial)) continue; /* the part saw no key: its out is not read */
             const float weight = expf(partial - lse);
-            const int64_t part = in + n * p->out_parts_stride[0] + first;
+            const void *const out = merge_part_out(p, n, request, token, head, &in);
             for (int64_t d = 0; d < count; d++)
-                sum[d] += weight * result_load(p->out_parts, p->part_element, part + d);
+                sum[d] += weight * result_load(out, p->part_element, in + first + d);
         }
         result_store(p->out, p->out_element, at + first, sum, factor, count);
     }
@@ -74,8 +72,8 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
     struct merge_problem copy = *p;
     const double rows = (double)p->b * (double)p->s_q * (double)p->h_q;
     threads_run(&pool, p->b * p->s_q,
-                cost_of_moving(rows * (double)(p->n + 1) * (double)(p->d_v + 1) * sizeof(float)), merge_token,
-                &copy);
+                cost_of_moving(rows * (double)(p->out_count + 1) * (double)(p->d_v + 1) * sizeof(float)),
+                merge_token, &copy);
     return FMLA_OK;
 }
 

@@ -420,8 +420,12 @@ struct join_params {
     struct output_params output;
 };
 
-struct merge_params {
+struct merge_params { /* as struct merge_problem of problem.h */
     int64_t n, b, s_q, h_q, d_v;
+    int64_t out_first, out_count, last;
+    const void *out_last;
+    const float *lse_last;
+    int64_t out_last_stride[3], lse_last_stride[2];
     const void *out_parts;
     const float *lse_parts;
     void *out;

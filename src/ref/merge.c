@@ -1,23 +1,29 @@
-/* SPDX-License-Identifier: MIT */
+/* SPDX-License-Identifier: MIT
+ *
+ * Merge by the oracle. Each element of all parts is read before that of the result is written, and each lse of
+ * a row before the row's: the result may replace a part.
+ */
 #include "ref.h"
 
 #include <math.h>
 
+static double natural_lse(const struct merge_problem *p, int64_t part, int64_t request, int64_t token,
+                          int64_t head)
+{
+    return (double)merge_part_lse(p, part, request, token, head) / (double)p->rules.lse_factor;
+}
+
 static void merge_row(const struct merge_problem *p, int64_t request, int64_t token, int64_t head)
 {
-    const float *lse_parts =
-        p->lse_parts + request * p->lse_parts_stride[1] + head * p->lse_parts_stride[2] + token;
-    const double to_natural = 1.0 / (double)p->rules.lse_factor;
-
     double max = -INFINITY;
     for (int64_t n = 0; n < p->n; n++) {
-        const double lse = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+        const double lse = natural_lse(p, n, request, token, head);
         if (!isinf(lse) && lse > max) max = lse;
     }
     if (max == -INFINITY) max = 0.0;
     double total = 0.0;
     for (int64_t n = 0; n < p->n; n++) {
-        const double lse = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+        const double lse = natural_lse(p, n, request, token, head);
         if (!isinf(lse)) total += exp(lse - max);
     }
 
@@ -27,13 +33,12 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
     if (p->rules.attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)p->rules.attn_sink[head] - lse));
     for (int64_t d = 0; d < p->d_v; d++) {
         double sum = 0.0;
-        for (int64_t n = 0; n < p->n; n++) {
-            const double part = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+        for (int64_t n = p->out_first; n < p->out_first + p->out_count; n++) {
+            const double part = natural_lse(p, n, request, token, head);
+            int64_t at;
             if (isinf(part)) continue; /* saw no key: its out is not read */
-            sum += exp(part - lse) *
-                   (double)ref_load(p->out_parts, p->part_element,
-                                    n * p->out_parts_stride[0] + request * p->out_parts_stride[1] +
-                                        token * p->out_parts_stride[2] + head * p->out_parts_stride[3] + d);
+            const void *const out = merge_part_out(p, n, request, token, head, &at);
+            sum += exp(part - lse) * (double)ref_load(out, p->part_element, at + d);
         }
         ref_store(p->out, p->out_element,
                   request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2] + d,

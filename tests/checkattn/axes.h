@@ -34,12 +34,14 @@ enum { MHA_AXES(AXIS_NAME) H_AXES };
     X(M_SQ, "s_q: 1 2 5")                                                                                    \
     X(M_HQ, "h_q: 1 5 16 128")                                                                               \
     X(M_DV, "d_v: 1 64 127 512 513")                                                                         \
-    X(M_PART, "parts: bf16 fp16 fp32")                                                                       \
+    X(M_PARTS, "parts: bf16 fp16 fp32")                                                                      \
     X(M_OUT, "out: bf16 fp16 fp32")                                                                          \
     X(M_EMPTY, "lse_empty: 0 1")                                                                             \
     X(M_BASE, "log_base: 0 2")                                                                               \
     X(M_SINK, "sink: 0 1")                                                                                   \
     X(M_EMPTIES, "empty parts: none some all nan")                                                           \
+    X(M_LAST, "last apart: 0 1") /* one part more, at a pointer of its own */                                \
+    X(M_PART, "part: 0 1 2")     /* that the out is of: all, the first, the last */                          \
     X(M_LAYOUT, "layout: contiguous padded swapped odd")                                                     \
     X(M_THREADS, "threads: built_in (one) own")
 enum { MERGE_AXES(AXIS_NAME) M_AXES };

@@ -196,9 +196,9 @@ static const struct {
     [DIM_b] = {0, 4}, [DIM_s_q] = {1, 3}, [DIM_h_kv] = {1, 2}, [DIM_h_q] = {1, 3}, [DIM_pages] = {0, 5},
     [DIM_page_size] = {1, 8}, [DIM_max_pages] = {1, 3}, [DIM_extra_pages] = {0, 4},
     [DIM_extra_page_size] = {1, 6}, [DIM_topk] = {0, 140}, [DIM_extra_topk] = {0, 70}, [DIM_s_kv] = {0, 9},
-    [DIM_n] = {0, 5}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1}, [DIM_rows] = {1, 5},
-    [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_normed] = {512, 1}, [DIM_turned] = {64, 1},
-    [DIM_max_positions] = {1, 3}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
+    [DIM_n] = {0, 5}, [DIM_n_out] = {1, 1}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1},
+    [DIM_rows] = {1, 5}, [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_normed] = {512, 1},
+    [DIM_turned] = {64, 1}, [DIM_max_positions] = {1, 3}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
 /* Dense MHA has any number of tokens and keys, including none, and its own sizes of values. */
 static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
@@ -279,6 +279,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
             any_size ? 1 + choose(in, size[DIM_d_qk] < 256 ? (uint32_t)size[DIM_d_qk] : 256) : 512;
     if (mha) draw_mha(in, size, any_size);
     described_fit(c->operation, l);
+    if (merge && !choose(in, 4)) size[DIM_n_out] = 1; /* with part */
     size[DIM_width] = size[DIM_d_qk];
     size[DIM_splits] = size[DIM_b] + 1;
     draw_second_format(in, c);
@@ -294,6 +295,8 @@ static void leave_out(struct bytes *in, struct call *c)
         const bool tables = !strcmp(m->name, "partitions") || !strcmp(m->name, "num_splits");
         if (!strncmp(m->name, "extra_", 6))
             t->present = given & 4;
+        else if (!strcmp(m->name, "out_last") || !strcmp(m->name, "lse_last"))
+            t->present = given & 8;
         else if (!strncmp(m->name, "cu_seqlens", 10))
             t->present = c->layout.flat;
         else if (!strcmp(m->name, "q_scale") || !strcmp(m->name, "kv_scale"))

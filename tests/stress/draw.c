@@ -134,6 +134,7 @@ static void draw_merge(struct random_state *random, int64_t *v)
         v[M_SQ] = ONE_OF(random, 1, 2, 3, 5);
         v[M_HQ] = heads_of(random);
         v[M_DV] = ONE_OF(random, 1, 2, 3, 61, 64, 67, 127, 512, 513, 577);
+        if (!v[M_N] || v[M_LAST]) v[M_PART] = 0;
     } while (v[M_N] * v[M_B] * v[M_SQ] * v[M_HQ] * v[M_DV] > 50 * MOST_WORK);
 }
 

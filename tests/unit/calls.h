@@ -14,7 +14,7 @@ static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
 #define REQUESTS                                                                                             \
     .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_qk = 576, .d_v = 512, .pages = 24, .page_size = 16,            \
-    .max_pages = 8, .topk = 150, .extra_topk = 40, .n = 3
+    .max_pages = 8, .topk = 150, .extra_topk = 40, .n = 3, .n_out = 3
 #define ANY_BF16 .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define ANY_F32  .type = {FMLA_TYPE_FLOAT, 32, 1}
 

@@ -115,6 +115,7 @@ static inline void described_fit(enum operation operation, struct layout *layout
     if (named && cache_formats[layout->format].d_qk) layout->d_qk = cache_formats[layout->format].d_qk;
     for (int i = 0; i < DIMENSIONS; i++)
         if (ranges[i].high && ranges[i].low == ranges[i].high) layout->size[i] = ranges[i].low;
+    layout->n_out = layout->n; /* a merge of all parts */
 }
 
 /* Returns tensor `which` of an operation; NULL past the last. */

@@ -22,8 +22,8 @@ static _Alignas(64) char scratch[SCRATCH];
 static const struct layout good_layout =
     DESIGNATED(.b = 2, .s_q = 2, .h_q = 4, .h_kv = 2, .d_qk = 576, .d_v = 512, .s_kv = 60, .pages = 6,
                .page_size = 16, .max_pages = 3, .one = 1, .one_head = 1, .extra_pages = 3,
-               .extra_page_size = 5, .topk = TOPK, .extra_topk = EXTRA, .n = 3, .tokens = 3, .width = 512,
-               .rope = 64, .normed = 512, .max_positions = 5, .turned = 64, .rows = ROWS,
+               .extra_page_size = 5, .topk = TOPK, .extra_topk = EXTRA, .n = 3, .n_out = 3, .tokens = 3,
+               .width = 512, .rope = 64, .normed = 512, .max_positions = 5, .turned = 64, .rows = ROWS,
                .fields = FMLA_PARTITION_FIELDS, .splits = 3, .type = {FMLA_TYPE_BFLOAT, 16, 1},
                .format = FMLA_KV_BF16);
 

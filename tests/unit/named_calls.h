@@ -21,7 +21,8 @@ enum {
     HAS_TABLES = 128, /* of a plan */
     HAS_NORM = 256,
     HAS_TURNS = 512,
-    HAS_DLSE = 1024
+    HAS_DLSE = 1024,
+    HAS_LAST = 2048
 };
 
 static inline bool layout_has(const struct layout *l, const struct member *m)
@@ -39,6 +40,8 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"extra_topk_length", HAS_EXTRA_LENGTHS},
                     {"lse", HAS_LSE},
                     {"max_logits", HAS_LSE},
+                    {"out_last", HAS_LAST},
+                    {"lse_last", HAS_LAST},
                     {"rope", HAS_ROPE},
                     {"norm_weight", HAS_NORM},
                     {"positions", HAS_TURNS},

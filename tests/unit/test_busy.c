@@ -31,7 +31,7 @@ static struct layout layout_of(enum operation operation, int64_t size)
     if (operation == OP_SPARSE_DECODE) l.topk = 64 * size, l.format = FMLA_KV_FP8_656;
     if (operation == OP_SPARSE_PREFILL) l.s_q = 2 * size, l.flat = true;
     if (operation_is_mha(operation)) l.s_q = 16 * size, l.s_k = 64, l.h_kv = 4, l.d_qk = 192, l.d_v = 128;
-    if (operation == OP_MERGE) l.n = 4, l.s_q = 8 * size;
+    if (operation == OP_MERGE) l.n = l.n_out = 4, l.s_q = 8 * size;
     if (operation_is_of_caches(operation))
         l.pages = l.extra_pages = 2 * LARGEST, l.extra_page_size = 64, l.format = FMLA_KV_FP8_656;
     described_fit(operation, &l);

@@ -568,27 +568,36 @@ static void judge_one(bool some, int64_t blocks)
 
 static void merge_drawn(void)
 {
-    struct shape s = {.of = {.type = draw_type(), .has = draw_bits_of(HAS_LSE)}, .odd = draw_one_in(8)};
+    struct shape s = {.of = {.type = draw_type(), .has = draw_bits_of(HAS_LSE | HAS_LAST)},
+                      .odd = draw_one_in(8)};
     struct layout *const l = &s.of;
     l->s_q = size_or_none(1 << 12), l->h_q = size_or_none(1 << 16), l->d_v = size_or_none(1 << 12);
     l->n = draw_fit(size_or_none(1 << 12), (double)(l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
     l->b =
         draw_fit(size_or_none(INT32_MAX), (double)((l->n + 1) * l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
+    const int64_t part = l->n && !(l->has & HAS_LAST) && draw_one_in(2) ? 1 + draw_below(l->n) : 0;
+    l->n_out = part ? 1 : l->n;
     make(&s);
+    call.merge.args.part = (int32_t)part;
     call.merge.out.tensor.dtype = draw_type(), call.merge.out.tensor.byte_offset &= ~UINT64_C(3);
     const int64_t rows = l->b * l->s_q * l->h_q;
-    const bool some = rows && (l->d_v || l->has & HAS_LSE);
+    const bool some = rows && (l->d_v || l->has & HAS_LSE), last = l->has & HAS_LAST;
     judge_one(some, rows);
     if (!some) return;
     const struct merge_params p = PARAMS(merge_params, launched(0));
     check_passed(&passed, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
     check_passed(&passed, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
+    check_passed(&passed, "out_last", p.out_last, 0, p.out_last_stride, 3);
+    check_passed(&passed, "lse_last", p.lse_last, 0, p.lse_last_stride, 2);
     check_passed(&passed, "out", p.out, 0, p.out_stride, 3),
         check_passed(&passed, "lse", p.lse, 0, p.lse_stride, 2);
     check_passed_rules(&passed, &p.rules, 0);
     HOLDS(p.vectors_aligned ==
-          (passed_aligned(&passed, "out_parts", 16) && passed_aligned(&passed, "out", 16)));
-    HOLDS(p.n == l->n && p.b == l->b && p.s_q == l->s_q && p.h_q == l->h_q && p.d_v == l->d_v);
+          (passed_aligned(&passed, "out_parts", 16) && passed_aligned(&passed, "out", 16) &&
+           (!last || passed_aligned(&passed, "out_last", 16))));
+    HOLDS(p.last == (last ? l->n : -1) && p.out_first == (part ? part - 1 : 0) &&
+          p.out_count == l->n_out + last);
+    HOLDS(p.n == l->n + last && p.b == l->b && p.s_q == l->s_q && p.h_q == l->h_q && p.d_v == l->d_v);
     HOLDS(launched(0)->config.block_x == MERGE_THREADS && !strcmp(launched(0)->kernel, "merge"));
 }
 

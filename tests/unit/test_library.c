@@ -23,12 +23,12 @@ static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
  * plan, queries its size. */
 static fmla_status small(enum operation operation, int64_t d_qk, const char *kernel)
 {
-    const struct layout layout =
-        DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .s_k = 4,
-                   .d_v = d_qk == 192   ? 128
-                          : d_qk == 576 ? 512
-                                        : d_qk,
-                   .pages = 1, .page_size = 4, .max_pages = 1, .n = 2, .type = {FMLA_TYPE_BFLOAT, 16, 1});
+    const struct layout layout = DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .s_k = 4,
+                                            .d_v = d_qk == 192   ? 128
+                                                   : d_qk == 576 ? 512
+                                                                 : d_qk,
+                                            .pages = 1, .page_size = 4, .max_pages = 1, .n = 2, .n_out = 2,
+                                            .type = {FMLA_TYPE_BFLOAT, 16, 1});
     static struct held held[MAX_TENSORS];
     _Alignas(16) char args[512];
     struct answer answer;

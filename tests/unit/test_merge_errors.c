@@ -29,13 +29,43 @@ static void nothing(void)
     resize(&call, DIM_b, INT32_MAX), resize(&call, DIM_s_q, INT32_MAX);
 }
 
+static void no_parts(void)
+{
+    set_up();
+    resize(&call, DIM_n, 0), resize(&call, DIM_n_out, 0);
+    ARGS.out_last = ARGS.lse_last = NULL;
+}
+
+/* The call has the out of one part alone. */
+static void of_part(int32_t part)
+{
+    set_up();
+    resize(&call, DIM_n_out, 1);
+    ARGS.out_last = ARGS.lse_last = NULL, ARGS.part = part;
+}
+
+static void test_parts(void)
+{
+    REFUSED(call, "lse_parts", "n (dimension 0) is 4, must be 3 as in out_parts", resize(&call, DIM_n, 4));
+    REFUSED(call, "lse_last", "is NULL, must be given with out_last", ARGS.lse_last = NULL);
+    REFUSED(call, "out_last", "is NULL, must be given with lse_last", ARGS.out_last = NULL);
+    REFUSED(call, "part", "is 4, must be in [0, 3]", of_part(4));
+    REFUSED(call, "out_parts", "n (dimension 0) is 3, must be 1", (of_part(1), resize(&call, DIM_n_out, 3)),
+            ARGS.out_last = ARGS.lse_last = NULL);
+    REFUSED(call, "out_last", "is given, must be NULL with part",
+            (of_part(1), ARGS.out_last = &T(out_last).tensor, ARGS.lse_last = &T(lse_last).tensor));
+    TAKEN(call, "the first part alone", of_part(1));
+    TAKEN(call, "the last part alone", of_part(3));
+    TAKEN(call, "all parts in one tensor", ARGS.out_last = ARGS.lse_last = NULL);
+}
+
 static void test_taken(void)
 {
     take_by_descriptor(&call);
     TAKEN(call, "strides of one element", one_of_each(&call));
     TAKEN(call, "no sink, no lse", ARGS.attn_sink = ARGS.lse = NULL);
     /* Without parts there is no key. */
-    TAKEN(call, "n = 0", resize(&call, DIM_n, 0));
+    TAKEN(call, "n = 0", no_parts());
     CHECK(AT(out)[0] == 0.0f && AT(lse)[0] == INFINITY, "n = 0 gives %a, lse %a", (double)AT(out)[0],
           (double)AT(lse)[0]);
     TAKEN(call, "b = 0", resize(&call, DIM_b, 0));
@@ -47,7 +77,7 @@ static void test_taken(void)
         AT(lse_parts)[i] = INFINITY, AT(lse_parts)[2 * LSE + i] = -INFINITY;
         AT(lse_parts)[LSE + i] = 0.25f;
     }
-    ARGS.attn_sink = NULL;
+    ARGS.attn_sink = ARGS.out_last = ARGS.lse_last = NULL;
     check_taken(&call, "parts without keys");
     int64_t wrong = 0;
     for (int i = 0; i < OUT; i++) wrong += AT(out)[i] != 1.5f;
@@ -89,6 +119,6 @@ int main(void)
     CHECK(test_any() > 0, "%s", "no operation is without a workspace, a plan and a cache");
     refuse_by_descriptor(&call);
     REFUSED(call, "log_base", "is 1|0|2", ARGS.log_base = 1);
-    test_taken();
+    test_parts(), test_taken();
     return check_done("test_merge_errors");
 }

@@ -114,8 +114,8 @@ static const struct tested {
     {OP_MHA_BACKWARD, FLAT(HEADS(192, 128) | HAS_SINK | HAS_DLSE)},
     {OP_MHA_BACKWARD, FLAT(HEADS(96, 64))},
     {OP_MERGE,
-     DESIGNATED(.n = 4, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .type = {FMLA_TYPE_FLOAT, 32, 1},
-                .has = HAS_LSE | HAS_SINK),
+     DESIGNATED(.n = 4, .n_out = 4, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .type = {FMLA_TYPE_FLOAT, 32, 1},
+                .has = HAS_LSE | HAS_SINK | HAS_LAST),
      NULL, 0, 1, DIM__, 0}};
 
 /* ---- Calls ----------------------------------------------------------------------------------- */

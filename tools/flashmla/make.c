@@ -74,7 +74,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_extra_pages] = s->op == OP_CACHE_CONVERT ? pages_for(keys, s->extra_page_size)
                                                       : s->b * pages_for(extra_keys(s), s->extra_page_size);
     size[DIM_extra_page_size] = s->extra_page_size;
-    size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
+    size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = size[DIM_n_out] = s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
     size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
     for (int i = 0; i < DIMENSIONS; i++) {
@@ -91,6 +91,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink") || !strcmp(name, "d_attn_sink")) return s->sink;
     if (!strcmp(name, "dlse")) return s->dlse;
+    if (!strcmp(name, "out_last") || !strcmp(name, "lse_last")) return false; /* all parts are one tensor */
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
     if (!strcmp(name, "norm_weight")) return s->norm;

@@ -11,8 +11,10 @@ static int64_t bytes_of(enum element element)
 /* Returns whether rows allow 16-byte accesses. */
 static bool vectors_aligned(const struct merge_problem *p)
 {
-    const int64_t shape[] = {p->n, p->b, p->s_q, p->h_q};
-    return cuda_rows_aligned(p->out_parts, shape, p->out_parts_stride, 4, bytes_of(p->part_element), 16) &&
+    const int64_t shape[] = {p->out_count - (p->last >= 0), p->b, p->s_q, p->h_q};
+    const int64_t bytes = bytes_of(p->part_element);
+    return cuda_rows_aligned(p->out_parts, shape, p->out_parts_stride, 4, bytes, 16) &&
+           (p->last < 0 || cuda_rows_aligned(p->out_last, shape + 1, p->out_last_stride, 3, bytes, 16)) &&
            cuda_rows_aligned(p->out, shape + 1, p->out_stride, 3, bytes_of(p->out_element), 16);
 }
 
@@ -29,6 +31,11 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
         .s_q = p->s_q,
         .h_q = p->h_q,
         .d_v = p->d_v,
+        .out_first = p->out_first,
+        .out_count = p->out_count,
+        .last = p->last,
+        .out_last = p->out_last,
+        .lse_last = p->lse_last,
         .out_parts = p->out_parts,
         .lse_parts = p->lse_parts,
         .out = p->out,
@@ -40,6 +47,8 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
     };
     memcpy(params.out_parts_stride, p->out_parts_stride, sizeof params.out_parts_stride);
     memcpy(params.lse_parts_stride, p->lse_parts_stride, sizeof params.lse_parts_stride);
+    memcpy(params.out_last_stride, p->out_last_stride, sizeof params.out_last_stride);
+    memcpy(params.lse_last_stride, p->lse_last_stride, sizeof params.lse_last_stride);
     memcpy(params.out_stride, p->out_stride, sizeof params.out_stride);
     memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
 

@@ -91,8 +91,8 @@ static const struct small {
 static inline struct small small_of(enum operation operation)
 {
     static const struct layout any =
-        DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .d_v = 512, .n = 3, .pages = 64, .page_size = 64,
-                   .max_pages = 32, .topk = 64, .tokens = 2, .has = HAS_TABLE | HAS_LENGTHS);
+        DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .d_v = 512, .n = 3, .n_out = 3, .pages = 64,
+                   .page_size = 64, .max_pages = 32, .topk = 64, .tokens = 2, .has = HAS_TABLE | HAS_LENGTHS);
     struct small small = small_calls[operation];
     if (!small.launches) {
         small.launches = 1, small.layout = any;

@@ -75,10 +75,10 @@ static inline int64_t draw_near_sms(int64_t sms, int64_t tiles, int64_t most)
     return draw_clamp(at + draw_below(3) - 1, 0, most);
 }
 
-/* Returns the address of the k-th region, aligned like the driver's memory. */
+/* Returns the address of the k-th region, aligned like the driver's memory. Tensors of any size do not meet. */
 static inline char *region(int k)
 {
-    return (char *)((uintptr_t)(k + 1) << 44);
+    return (char *)((uintptr_t)(k + 1) << 57);
 }
 
 static _Thread_local fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the following tensors */
