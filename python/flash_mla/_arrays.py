@@ -183,6 +183,11 @@ def parts(function: str, name: str, array: Any, ends: Sequence[int], stream: int
     return [whole.part(begin, end) for begin, end in zip(begins, ends)]
 
 
+def as_only(function: str, name: str, array: Any, stream: int) -> Any:
+    """Returns the array as the only entry of a new first dimension."""
+    return array[None] if is_numpy(array) else Described(function, name, array, stream).as_only()
+
+
 def transposed(function: str, name: str, array: Any, stream: int) -> Any:
     """Returns the transpose of a two-dimensional array to write to."""
     refuse_fixed(function, name, array)

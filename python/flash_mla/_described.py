@@ -173,6 +173,11 @@ class Described:
         part.form = device_type, device, dtype, (*shape[:-1], min(end, shape[-1]) - begin), strides
         return part
 
+    def as_only(self) -> Described:
+        only = copy.copy(self)
+        only.form = *self.form[:3], (1, *self.form[3]), (0, *self.form[4])
+        return only
+
     def transposed(self) -> Described:
         turned = copy.copy(self)
         turned.form = *self.form[:3], self.form[3][::-1], self.form[4][::-1]

@@ -47,6 +47,7 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "partitions": "tile_scheduler_metadata",
     },
     PREFILL: {"q: d_v": "d_v", "softmax_scale": "sm_scale"},
+    MERGE: {"out_last": "out_parts[1]", "lse_last": "lse_parts[1]"},  # of a pair
     MHA: {
         "cu_seqlens_q": "cu_seqlens_qo",
         "cu_seqlens_k": "cu_seqlens_kv",
@@ -83,6 +84,15 @@ _SENTENCES: Mapping[str, _library.Sentences] = {
         ("rope_pairs", "is 0"): "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
         ("rope_pairs", "is 1"): "rope_pairs: is 'interleaved', must be None without rope_table",
         ("rope_pairs", "is 2"): "rope_pairs: is 'halves', must be None without rope_table",
+    },
+    MERGE: {
+        (
+            result,
+            f"shares memory with {part}_last",
+        ): f"{result}: shares memory with {part}_parts[1], must be apart from it"
+        + " or exactly that part (the same type, address and strides)" * (result == part)
+        for result in ("out", "lse")
+        for part in ("out", "lse")
     },
     MHA: {
         ("lse", "stride of the innermost"): "lse: stride of the dimension of tokens must be 1, as in a new "
@@ -316,7 +326,12 @@ MHA_BACKWARD = Operation(
     "q k v cu_seqlens_q cu_seqlens_k out lse dout attn_sink? dlse? dq! dk! dv! d_attn_sink?!",
     "max_s_q max_s_k softmax_scale causal deterministic log_base",
 )
-MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
+MERGE_STATES = Operation(
+    *("merge", MERGE),
+    "out_parts lse_parts out_last? lse_last? attn_sink? out! lse!",
+    "lse_empty log_base part",
+    _of_merge,
+)
 CACHE_APPEND = Operation(
     *("cache_append", APPEND),
     "latent rope? kv_cache!# slot_mapping norm_weight? positions? rope_table?",

@@ -15,7 +15,8 @@ from torch import SymInt
 from torch.autograd import forward_ad
 
 from . import _operations
-from . import _torch_gradients as _torch_gradients  # registers its operators
+from . import _torch_gradients as _torch_gradients  # these two register their operators
+from . import _torch_merge as _torch_merge
 from . import _torch_operators as operators
 from ._torch_repeat import Repeats
 from ._torch_tensors import KIND, device_of, is_array, is_of_bytes, kind_of, of_c, shape_of, strange
@@ -152,10 +153,21 @@ def _refuse_transforms(this, names, tensors):
 def attend_for_gradient(names, tensors, options):
     """Calls dense MHA with a derivative. `tensors`: q, k and v, or a packed tensor in place of k (_torch_gradients.py); where the
     sequences begin; the sink."""
+    return _differentiable(_ops.mha, _operations.MHA, names, tensors, options)
+
+
+def merge_for_gradient(tensors, options):
+    """Calls merge with a derivative (_torch_merge.py)."""
+    this = _operations.MERGE_STATES
+    return _differentiable(_ops.merge_states, this.function, this.names, tensors, options)
+
+
+def _differentiable(operator, this, names, tensors, options):
+    """Calls an operator that has a derivative."""
     if not is_compiling():
-        _refuse_strange(_operations.MHA, names, tensors)
-        _refuse_transforms(_operations.MHA, names, tensors)
-    return _ops.mha.default(*tensors, *options)
+        _refuse_strange(this, names, tensors)
+        _refuse_transforms(this, names, tensors)
+    return operator.default(*tensors, *options)
 
 
 def first(function, like, name, tensor, count, stream):
@@ -167,6 +179,14 @@ def parts(function, name, tensor, ends, stream):
     """Splits a tensor's last dimension at its `ends`, the last of which is the end of the tensor."""
     try:
         return [tensor.narrow(-1, begin, end - begin) for begin, end in zip((0, *ends), ends)]
+    except RuntimeError:
+        raise _without_memory(function, name, tensor) from None
+
+
+def as_only(function, name, tensor, stream):
+    """Returns the tensor as the only entry of a new first dimension."""
+    try:
+        return tensor.unsqueeze(0)
     except RuntimeError:
         raise _without_memory(function, name, tensor) from None
 

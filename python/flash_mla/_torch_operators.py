@@ -5,7 +5,7 @@ Operators such as flash_mla::dense_decode create their results; those such as ::
 ::cache_convert, write into given ones. Each has the registrations that torch.compile needs. They run on the current stream,
 allocate from PyTorch's allocator and do not synchronise.
 
-::mha_backward writes gradients. None of these is differentiable (the operator in _torch_gradients.py is): under grad mode a
+::mha_backward writes gradients. None of these is differentiable (those in _torch_gradients.py and _torch_merge.py are): under grad mode a
 call refuses a tensor that requires a gradient, in eager mode and in a compiled graph, whose backward pass is made before it is
 known whether it will be used.
 """
@@ -125,7 +125,7 @@ def refuse_gradient(function: str, name: str, why: str) -> NoReturn:
     name = _operations.name_in(function, name)
     of_this_kind = " of this kind (new results have one for Tensor.backward() and torch.autograd.grad)"
     raise NotImplementedError(
-        f"{function}: {name}: {why}, and this function has no derivative{of_this_kind * (function == _operations.MHA)}; call it "
+        f"{function}: {name}: {why}, and this function has no derivative{of_this_kind * (function in (_operations.MHA, _operations.MERGE))}; call it "
         "under torch.no_grad() or torch.inference_mode(), or pass the tensor's detach()"
     )
 

@@ -254,17 +254,25 @@ def merge_states(
     *,
     out: Optional[Any] = None,
     lse: Optional[Any] = None,
+    part: Optional[int] = None,
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """Joins n results over disjoint sets of keys into the result over all of them: parts of one machine or of several.
+    """Joins n results over disjoint sets of keys into the result over all of them: parts of one machine or of several. For new
+    results, PyTorch's autograd gives the gradients of the parts, of their lse and of attn_sink (docs/semantics.md, "Merge"), but
+    no second derivatives, and none to torch.func.
 
     Args:
-        out_parts: [n, b, s_q, h_q, d_v], bf16, fp16 or fp32.
-        lse_parts: [n, b, h_q, s_q], fp32. A part whose lse is +inf or -inf saw no key, and its out is not read.
+        out_parts: [n, b, s_q, h_q, d_v], bf16, fp16 or fp32. Or a pair (tuple or list) of two parts, each [b, s_q, h_q, d_v].
+        lse_parts: [n, b, h_q, s_q], fp32; or such a pair, each [b, h_q, s_q]. A part whose lse is +inf or -inf saw no key, and
+            its out is not read.
         attn_sink: [h_q], fp32: applied once, to the whole. Parts are computed without it.
-        out, lse: where to write the results, in place of new ones; out may be of another type than the parts.
+        out, lse: where to write the results, in place of new ones; out may be of another type than the parts. Each may be
+            exactly one part, which the result then replaces.
+        part: out_parts is the out of this part alone, [b, s_q, h_q, d_v], and the out of the result is what it contributes: out ·
+            exp(lse_parts[part] - lse). The contributions of all parts add up to the result of the merge, as ranks that have
+            exchanged their lse add up their out. None: all parts are merged.
         lse_empty: lse of a row for which no part saw a key, math.inf or -math.inf.
         log_base: of the lse of the parts and of the result: math.e or 2.
         stream: as in `flash_mla_with_kvcache`.
@@ -275,12 +283,40 @@ def merge_states(
     Raises:
         As `flash_mla_with_kvcache`.
     """
-    this = _operations.MERGE
+    this, out_last, lse_last = _operations.MERGE, None, None
+    is_pair = isinstance(out_parts, (tuple, list)) or isinstance(lse_parts, (tuple, list))
+    if is_pair:
+        if part is not None:
+            raise ValueError(f"{this}: part: is {part}, must be None where out_parts or lse_parts is a pair")
+        out_parts, out_last = _pair_of(this, "out_parts", out_parts, "lse_parts")
+        lse_parts, lse_last = _pair_of(this, "lse_parts", lse_parts, "out_parts")
     module = module_of(this, "out_parts", out_parts)
     check_given(this, module, ("lse_parts", lse_parts))
     check_kinds(this, module, ("attn_sink", attn_sink), ("out", out), ("lse", lse))
     options, stream = lse_options(this, lse_empty, log_base), integer_of(this, "stream", stream)
-    return module.run(_operations.MERGE_STATES, (out_parts, lse_parts, attn_sink), (out, lse), options, stream)
+    number = 0
+    if is_pair:
+        check_given(this, module, ("out_parts[1]", out_last), ("lse_parts[1]", lse_last))
+        out_parts = module.as_only(this, "out_parts", out_parts, stream)
+        lse_parts = module.as_only(this, "lse_parts", lse_parts, stream)
+    elif part is not None:
+        number, n = integer_of(this, "part", part) + 1, shape_of(this, module, "lse_parts", lse_parts, 4)[0]
+        if not 0 < number <= n:
+            raise ValueError(f"{this}: part: is {part}, must be at least 0 and below the {n} parts of lse_parts")
+        shape_of(this, module, "out_parts", out_parts, 4)
+        out_parts = module.as_only(this, "out_parts", out_parts, stream)
+    inputs, options = (out_parts, lse_parts, out_last, lse_last, attn_sink), (*options, number)
+    if out is None and lse is None and module.wants_gradient(*inputs):
+        return module.merge_for_gradient(inputs, options)
+    return module.run(_operations.MERGE_STATES, inputs, (out, lse), options, stream)
+
+
+def _pair_of(this: str, name: str, parts: Any, other: str) -> Tuple[Any, Any]:
+    if not isinstance(parts, (tuple, list)):
+        raise TypeError(f"{this}: {name}: is {type(parts).__name__}, must be a pair as {other} is")
+    if len(parts) != 2:
+        raise ValueError(f"{this}: {name}: has {len(parts)} arrays, must have 2; n parts are one array with n first")
+    return parts[0], parts[1]
 
 
 # ---- Prefill --------------------------------------------------------------------------------------------------------

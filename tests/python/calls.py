@@ -35,7 +35,7 @@ NAMES = tuple(_name_of_call(operator) for operator in OPERATIONS if operator not
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
 SIZES.update(one=1, extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
-SIZES.update(normed=512, max_positions=9, turned=64)
+SIZES.update(n_out=3, normed=512, max_positions=9, turned=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
 OTHER_SIZES["cache_convert"] = dict(pages=2, page_size=4, d_qk=104, extra_pages=2, extra_page_size=4)
@@ -112,6 +112,8 @@ def tensors(operation, layout, sizes):
     of_codes = operation == "dense_decode_fp8" and layout == "576"
     for member, allowed, dims in re.findall(rf"^TENSOR\({this.name}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
         if member in ("partitions", "num_splits"):  # made by get_mla_metadata
+            continue
+        if member in ("out_last", "lse_last"):  # an argument has them only in a pair with another part
             continue
         if member in NEW_TOKEN and not layout:  # only with d_qk 512 and 576
             continue

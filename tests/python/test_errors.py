@@ -313,7 +313,7 @@ OPTIONS = {
         **OF_LSE,
         **STREAM,
     },
-    "merge_states": {**OF_LSE, **STREAM},
+    "merge_states": {"part": [(TYPE, "0", 1.5, [0]), (VALUE, -1, 3, 2**40)], **OF_LSE, **STREAM},
     "cache_append": {
         **OF_CACHE,
         "norm_eps": [(TYPE, None, "1"), (VALUE, -1.0, 1e-50, math.inf, math.nan)],

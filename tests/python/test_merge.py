@@ -2,6 +2,7 @@
 """Tests merge_states against NumPy, and against attention over all keys at once."""
 
 import math
+import re
 
 import numpy
 import pytest
@@ -97,6 +98,100 @@ def test_given_results_of_another_type(kind):
         got = merge_states(**parts.arguments(kind), out=out)
         assert got[0] is out
         check(kind, got, parts.expected(kind), element)
+
+
+# ---- Pairs, results in place, contributions ---------------------------------------------------------------------------
+
+
+def entry(kind, array, i):
+    """Returns entry i of the first dimension; arrays that only DLPack describes are copied."""
+    return array[i] if hasattr(array, "__getitem__") else kind.array(kind.float64(array)[i], kind.dtype_name(array))
+
+
+def results_of(kind, parts):
+    """Returns the results that a call must be given."""
+    return {} if kind.makes else {name: kind.full(*given[:1], 7, given[1]) for name, given in parts.results().items()}
+
+
+@pytest.mark.parametrize("form", [tuple, list])
+def test_a_pair(kind, form):
+    """Two arrays have the bits of one with both."""
+    parts = Parts(n=2)
+    stacked, sink = parts.arguments(kind), kind.fp32(parts.sink)
+    pair = {name: form(entry(kind, array, i) for i in range(2)) for name, array in stacked.items()}
+    expected = merge_states(**stacked, attn_sink=sink, **results_of(kind, parts))
+    got = merge_states(**pair, attn_sink=sink, **results_of(kind, parts))
+    check(kind, got, parts.expected(kind, sink=parts.sink))
+    assert kind.all_bits(got) == kind.all_bits(expected)
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["one array", "pair"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_in_place(kind, index, pair):
+    """out and lse may be a part."""
+    if not kind.is_torch and not isinstance(kind.full((1,), 0), numpy.ndarray):
+        pytest.skip("its arrays cannot be viewed")
+    parts = Parts(n=2)
+    expected = kind.all_bits(merge_states(**parts.arguments(kind)))
+    given = parts.arguments(kind)
+    out, lse = (given[name][index] for name in ("out_parts", "lse_parts"))
+    others = [kind.bits(given[name][1 - index]) for name in given]
+    inputs = {name: (array[0], array[1]) for name, array in given.items()} if pair else given
+    got = merge_states(**inputs, out=out, lse=lse)
+    assert got[0] is out and got[1] is lse and kind.all_bits((out, lse)) == expected
+    assert [kind.bits(given[name][1 - index]) for name in given] == others, "the other part keeps its values"
+
+
+@pytest.mark.parametrize("log_base", [math.e, 2])
+def test_contributions(kind, log_base):
+    """What the parts contribute adds up to the merge; a part without keys contributes 0, whatever its out holds."""
+    parts = Parts(n=3, element="float32")
+    given, options = parts.arguments(kind), dict(attn_sink=kind.fp32(parts.sink), log_base=log_base)
+    out, lse = merge_states(**given, **options, **results_of(kind, parts))
+    total = 0
+    for part in range(3):
+        own = entry(kind, given["out_parts"], part)
+        mine, same = merge_states(own, given["lse_parts"], **options, part=part, **results_of(kind, parts))
+        assert kind.bits(same) == kind.bits(lse)
+        mine = kind.float64(mine)
+        assert not mine[~numpy.isfinite(parts.lse[part].transpose(0, 2, 1))].any()
+        total += mine
+    check_close("out", total, kind.float64(out), EXACT_FP32)
+
+
+@pytest.mark.parametrize(
+    "exception,said,call",
+    [
+        (TypeError, "lse_parts: is ndarray, must be a pair as out_parts is", lambda o, l: merge_states((o[0], o[1]), l)),
+        (TypeError, "out_parts: is ndarray, must be a pair as lse_parts is", lambda o, l: merge_states(o, (l[0], l[1]))),
+        (ValueError, "out_parts: has 3 arrays, must have 2", lambda o, l: merge_states([*o, o[0]], [l[0], l[1]])),
+        (ValueError, "lse_parts: has 1 arrays, must have 2", lambda o, l: merge_states([*o], [l[0]])),
+        (TypeError, "out_parts: is NoneType, must be", lambda o, l: merge_states((None, o[0]), (l[0], l[1]))),
+        (TypeError, "out_parts[1]: is None, must be", lambda o, l: merge_states((o[0], None), (l[0], l[1]))),
+        (TypeError, "lse_parts[1]: is str, must be", lambda o, l: merge_states((o[0], o[1]), (l[0], "lse"))),
+        (ValueError, "out_parts[1]: dtype is float16, must be float32",
+         lambda o, l: merge_states((o[0], o[1].astype("float16")), (l[0], l[1]))),
+        (ValueError, "lse_parts[1]: b (dimension 0) is 2, must be 3",
+         lambda o, l: merge_states((o[0], o[1]), (l[0], l[1][1:]))),
+        (ValueError, "part: is 0, must be None", lambda o, l: merge_states((o[0], o[1]), (l[0], l[1]), part=0)),
+        (ValueError, "part: is 2, must be at least 0 and below the 2 parts", lambda o, l: merge_states(o[0], l, part=2)),
+        (ValueError, "out_parts: has 5 dimensions, must have 4", lambda o, l: merge_states(o, l, part=0)),
+        (ValueError, "out: shares memory with out_parts, must be apart from it or exactly one part",
+         lambda o, l: merge_states(o, l, out=o.reshape(-1)[1 : 1 + o[0].size].reshape(o[0].shape))),
+        (ValueError, "out: shares memory with out_parts[1]",
+         lambda o, l: merge_states((o[0].copy(), o[1]), (l[0], l[1]), out=o.reshape(-1)[o[1].size - 1 : -1].reshape(o[1].shape))),
+        (ValueError, "lse: shares memory with out_parts[1], must be apart from it",
+         lambda o, l: merge_states((o[0], o[1]), (l[0], l[1]), lse=o[1].reshape(-1)[: l[0].size].reshape(l[0].shape))),
+        (ValueError, "lse: shares memory with lse_parts", lambda o, l: merge_states(o, l, lse=l.reshape(-1)[3 : 3 + l[0].size].reshape(l[0].shape))),
+    ],
+)  # fmt: skip
+def test_errors(exception, said, call):
+    parts = Parts(n=2)
+    with pytest.raises(exception, match=re.escape(f"merge_states: {said}")):
+        call(parts.out, parts.lse)
+
+
+# ---- Of attention -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("log_base", [math.e, 2])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Tests gradients: only new results of dense MHA have them (test_mha_gradients.py); every other call refuses at once, in eager mode,
-compiled, and as an operator."""
+"""Tests gradients: only new results of dense MHA (test_mha_gradients.py) and of merge (test_merge_gradients.py) have them; every other
+call refuses at once, in eager mode, compiled, and as an operator."""
 
 import pytest
 
@@ -12,8 +12,9 @@ forward_ad = torch.autograd.forward_ad
 # Integers have no gradients.
 FLOATS = [(name, argument) for name, argument in INPUTS if of(name).inputs[argument].is_floating_point()]
 each_float = pytest.mark.parametrize("name,argument", FLOATS)
+DIFFERENTIABLE = "mha_forward", "merge"
 each_without_derivative = pytest.mark.parametrize(
-    "name,argument", [each for each in FLOATS if each[0] != "mha_forward"]
+    "name,argument", [each for each in FLOATS if each[0] not in DIFFERENTIABLE]
 )
 
 
@@ -126,8 +127,8 @@ DERIVATIVES = {
     "vjp": lambda f, tensor: torch.func.vjp(f, tensor),
     "jvp": lambda f, tensor: torch.func.jvp(f, (tensor,), (torch.ones_like(tensor),)),
 }
-# Of dense MHA, whose results may have another derivative.
-OF_MHA = {
+# Of functions whose results may have another derivative.
+OF_DIFFERENTIABLE = {
     **DERIVATIVES,
     "jacrev": lambda f, tensor: torch.func.jacrev(f)(tensor),
     "grad of vmap": lambda f, tensor: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum())(tensor[None]),
@@ -144,7 +145,7 @@ def with_tangent(f, tensor):
 
 @pytest.mark.parametrize(
     "name,argument,how",
-    [(*each, how) for each in FLOATS for how in (OF_MHA if each[0] == "mha_forward" else DERIVATIVES)],
+    [(*each, how) for each in FLOATS for how in (OF_DIFFERENTIABLE if each[0] in DIFFERENTIABLE else DERIVATIVES)],
 )
 def test_derivatives_of_functorch(call, name, argument, how, fresh_compiler):
     given = call.given()
@@ -153,8 +154,8 @@ def test_derivatives_of_functorch(call, name, argument, how, fresh_compiler):
         return call(**given, **{argument: tensor})[0].float().sum()
 
     reverse = r"no derivative of this kind .*Tensor.backward\(\) and torch.autograd.grad"
-    with no_derivative(call, argument, reverse if name == "mha_forward" else "no derivative"):
-        OF_MHA[how](total, call.inputs[argument])
+    with no_derivative(call, argument, reverse if name in DIFFERENTIABLE else "no derivative"):
+        OF_DIFFERENTIABLE[how](total, call.inputs[argument])
 
 
 @each_float

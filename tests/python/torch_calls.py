@@ -97,6 +97,8 @@ VARIANTS = [
     ("merge", CONVENTIONS),
     ("merge", dict(out_parts=torch.Tensor.float, lse_parts=lambda lse: lse.fill_(-math.inf), attn_sink=None)),
     ("merge", dict(out_parts=lambda out: out[:, 1:], lse_parts=lambda lse: lse[:, 1:], attn_sink=None, log_base=2)),
+    ("merge", dict(out_parts=lambda out: (out[0], out[1]), lse_parts=lambda lse: (lse[0], lse[1]))),
+    ("merge", dict(out_parts=lambda out: out[1], part=2, **CONVENTIONS)),
     ("cache_append-656", {}),
     ("cache_append-656", dict(NO_NORM, positions=torch.Tensor.long, rope_pairs="interleaved")),
     ("cache_append-656", dict(NO_ROPE, latent=lambda x: x[:, :448], kv_cache=pages_of(584), kv_format="FP8_584")),
