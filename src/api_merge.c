@@ -9,7 +9,7 @@
 #define OF(member) (&c->tensors[TENSOR_merge_##member])
 
 /* Checks which parts are given: all with their out, the last one perhaps apart; or the out of one alone. */
-static fmla_status check_parts(const struct checked_call *c, int32_t part)
+static fmla_status check_parts(const struct checked_call *c, int64_t part)
 {
     const char *op = c->operation;
     const struct checked_tensor *out_last = OF(out_last), *lse_last = OF(lse_last);

@@ -26,10 +26,11 @@
  *                    has its default.
  *   Memory           The caller owns all memory. No function keeps a pointer after it returned (GPU
  *                    operations: after the stream has passed them). No operation allocates, except that the
- *                    built-in loop starts its threads at first use. Outputs overlap nothing else. A workspace
- *                    may hold anything on entry and serves one call in flight: two calls on a GPU that share
- *                    one at the same time may wait for each other forever. A plan is read-only, may serve
- *                    many calls at once, and may be copied to other memory that is 16-byte aligned.
+ *                    built-in loop starts its threads at first use. Outputs overlap nothing else, except that
+ *                    results of fmla_merge may replace a part. A workspace may hold anything on entry and
+ *                    serves one call in flight: two calls on a GPU that share one at the same time may wait
+ *                    for each other forever. A plan is read-only, may serve many calls at once, and may be
+ *                    copied to other memory that is 16-byte aligned.
  *   Errors           Every function that can fail returns a fmla_status. On failure fmla_last_error() names
  *                    the argument, its value and the allowed values. Nothing prints, exits, aborts or throws.
  *                    All arguments are checked before any work starts, so a refused call wrote nothing. Only
@@ -817,7 +818,7 @@ typedef struct fmla_merge_args {
      * and `out` is its contribution to the merged result: out_part · exp(lse_part - lse), with the sink's factor.
      * The sum of the contributions of all parts is the merged result. Ranks that exchanged their lse scale their
      * own out in this way before they add them up. */
-    int32_t part;
+    int64_t part;
 } fmla_merge_args;
 
 /* Merges the parts.

@@ -114,7 +114,8 @@ class fmla_merge_args(Structure):
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "out_parts lse_parts out_last lse_last attn_sink out lse stream"),
         *neighbours(c_char_p, "kernel"),
-        *neighbours(c_int32, "lse_empty log_base part"),
+        *neighbours(c_int32, "lse_empty log_base"),
+        *neighbours(c_int64, "part"),
     ]
 
 

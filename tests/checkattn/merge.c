@@ -59,7 +59,7 @@ static void make(struct test_case *c)
     const int64_t *v = c->v;
     const enum layout layout = (enum layout)v[M_LAYOUT];
     c->dtype = *dtypes[v[M_PARTS]];
-    c->args.merge.part = (int32_t)(v[M_PART] < 2 ? v[M_PART] : v[M_N]);
+    c->args.merge.part = v[M_PART] < 2 ? v[M_PART] : v[M_N];
     c->n_out = v[M_PART] ? 1 : v[M_N];
     case_tensor(c, MERGE(out_parts), layout, true), case_tensor(c, MERGE(lse_parts), layout, true);
     if (v[M_LAST])

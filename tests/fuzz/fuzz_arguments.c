@@ -279,7 +279,9 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
             any_size ? 1 + choose(in, size[DIM_d_qk] < 256 ? (uint32_t)size[DIM_d_qk] : 256) : 512;
     if (mha) draw_mha(in, size, any_size);
     described_fit(c->operation, l);
-    if (merge && !choose(in, 4)) size[DIM_n_out] = 1; /* with part */
+    if (merge && !choose(in, 4)) /* the out of one part, perhaps of none */
+        size[DIM_n_out] = 1,
+        *(int64_t *)option_at(c->operation, c->args, "part") = choose(in, (uint32_t)size[DIM_n] + 2);
     size[DIM_width] = size[DIM_d_qk];
     size[DIM_splits] = size[DIM_b] + 1;
     draw_second_format(in, c);

@@ -232,8 +232,7 @@ static inline void refuse_options(struct good_call *good)
     for (const struct member *m = descriptors[good->operation].members; m->name; m++) {
         const bool wide = m->kind == MEMBER_WIDE;
         const int64_t values[] = {m->low - 1, wide ? INT64_MIN : INT32_MIN,
-                                  m->high < (wide ? INT64_MAX : INT32_MAX) ? m->high + 1 : 0,
-                                  wide ? INT64_MAX : INT32_MAX};
+                                  m->high < INT64_MAX ? m->high + 1 : 0, wide ? INT64_MAX : INT32_MAX};
         const bool integer = m->kind <= MEMBER_LAST_INTEGER;
         for (int i = 0; integer && i < 4; i++) {
             if (values[i] >= m->low && values[i] <= m->high) continue;

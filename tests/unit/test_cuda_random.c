@@ -578,7 +578,7 @@ static void merge_drawn(void)
     const int64_t part = l->n && !(l->has & HAS_LAST) && draw_one_in(2) ? 1 + draw_below(l->n) : 0;
     l->n_out = part ? 1 : l->n;
     make(&s);
-    call.merge.args.part = (int32_t)part;
+    call.merge.args.part = part;
     call.merge.out.tensor.dtype = draw_type(), call.merge.out.tensor.byte_offset &= ~UINT64_C(3);
     const int64_t rows = l->b * l->s_q * l->h_q;
     const bool some = rows && (l->d_v || l->has & HAS_LSE), last = l->has & HAS_LAST;

@@ -37,7 +37,7 @@ static void no_parts(void)
 }
 
 /* The call has the out of one part alone. */
-static void of_part(int32_t part)
+static void of_part(int64_t part)
 {
     set_up();
     resize(&call, DIM_n_out, 1);
