@@ -31,10 +31,11 @@ static bool is_one_part(const struct checked_tensor *output, const struct checke
     if (!output->name || output->element != parts->element) return false;
     for (int i = 0; i < ndim; i++)
         if (output->shape[i] > 1 && output->stride[i] != stride[i]) return false;
-    const int64_t bytes = part_stride * output->element_bytes;
-    const char *const first = parts->data, *const at = output->data;
+    const uintptr_t first = (uintptr_t)parts->data, at = (uintptr_t)output->data;
     if (at == first) return n > 0;
-    return bytes && at > first && (at - first) % bytes == 0 && (at - first) / bytes < n;
+    if (at < first || n < 2 || !part_stride) return false; /* one part may have any stride */
+    const uint64_t bytes = (uint64_t)(part_stride * output->element_bytes);
+    return (at - first) % bytes == 0 && (at - first) / bytes < (uint64_t)n;
 }
 
 /* Checks that an output is apart from the parts, or exactly one of them. ndim: the output's dimensions. */
