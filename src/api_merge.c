@@ -23,8 +23,8 @@ static fmla_status check_parts(const struct checked_call *c, int64_t part)
     return check_size(op, OF(out_parts), 0, "n", 1, "a call with part");
 }
 
-/* Returns whether an output is exactly one of the n parts of `parts`, which share no memory with each other:
- * each element of the output is then that of the part. */
+/* Returns whether an output begins and strides as one of the n parts of `parts` does: each of its elements is then
+ * that of the part, and of no other part if these share no memory with each other. */
 static bool is_one_part(const struct checked_tensor *output, const struct checked_tensor *parts, int64_t n,
                         int64_t part_stride, const int64_t *stride, int ndim)
 {
@@ -44,8 +44,8 @@ static fmla_status check_in_place(const struct checked_call *c, const struct che
                                   int ndim)
 {
     static const char except[] = " or exactly one part (the same type, address and strides)";
-    if (!elements_are_distinct(parts, ndim + 1) ||
-        !is_one_part(output, parts, parts->shape[0], parts->stride[0], parts->stride + 1, ndim))
+    if (!is_one_part(output, parts, parts->shape[0], parts->stride[0], parts->stride + 1, ndim) ||
+        !elements_are_distinct(parts, ndim + 1))
         TRY(check_apart(c->operation, output, parts, except));
     if (!is_one_part(output, last, 1, 0, last->stride, ndim))
         TRY(check_apart(c->operation, output, last, except));

@@ -96,6 +96,8 @@ def run(operation, inputs, given, options, stream, d_v=None):
     if watched or not _are_plain(tensors):
         if not is_compiling():
             _refuse_strange(operation.function, operation.names, tensors)
+        if all_new and operation is _operations.MERGE_STATES and wants_gradient(*inputs):
+            return _differentiable(_ops.merge_states, operation.function, operation.names, inputs, options)
         if all_new:
             return getattr(_ops, operation.operator).default(*inputs, *(() if d_v is None else (d_v,)), *options)
         getattr(_ops, operators.into_name(operation)).default(*tensors, *options)
@@ -154,12 +156,6 @@ def attend_for_gradient(names, tensors, options):
     """Calls dense MHA with a derivative. `tensors`: q, k and v, or a packed tensor in place of k (_torch_gradients.py); where the
     sequences begin; the sink."""
     return _differentiable(_ops.mha, _operations.MHA, names, tensors, options)
-
-
-def merge_for_gradient(tensors, options):
-    """Calls merge with a derivative (_torch_merge.py)."""
-    this = _operations.MERGE_STATES
-    return _differentiable(_ops.merge_states, this.function, this.names, tensors, options)
 
 
 def _differentiable(operator, this, names, tensors, options):

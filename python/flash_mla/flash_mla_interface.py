@@ -284,7 +284,7 @@ def merge_states(
         As `flash_mla_with_kvcache`.
     """
     this, out_last, lse_last = _operations.MERGE, None, None
-    is_pair = isinstance(out_parts, (tuple, list)) or isinstance(lse_parts, (tuple, list))
+    is_pair = isinstance(out_parts, _PAIRS) or isinstance(lse_parts, _PAIRS)
     if is_pair:
         if part is not None:
             raise ValueError(f"{this}: part: is {part}, must be None where out_parts or lse_parts is a pair")
@@ -300,23 +300,29 @@ def merge_states(
         out_parts = module.as_only(this, "out_parts", out_parts, stream)
         lse_parts = module.as_only(this, "lse_parts", lse_parts, stream)
     elif part is not None:
-        number, n = integer_of(this, "part", part) + 1, shape_of(this, module, "lse_parts", lse_parts, 4)[0]
-        if not 0 < number <= n:
-            raise ValueError(f"{this}: part: is {part}, must be at least 0 and below the {n} parts of lse_parts")
+        number = _number_of(this, part, shape_of(this, module, "lse_parts", lse_parts, 4)[0])
         shape_of(this, module, "out_parts", out_parts, 4)
         out_parts = module.as_only(this, "out_parts", out_parts, stream)
-    inputs, options = (out_parts, lse_parts, out_last, lse_last, attn_sink), (*options, number)
-    if out is None and lse is None and module.wants_gradient(*inputs):
-        return module.merge_for_gradient(inputs, options)
-    return module.run(_operations.MERGE_STATES, inputs, (out, lse), options, stream)
+    inputs = out_parts, lse_parts, out_last, lse_last, attn_sink
+    return module.run(_operations.MERGE_STATES, inputs, (out, lse), (*options, number), stream)
+
+
+_PAIRS = tuple, list
 
 
 def _pair_of(this: str, name: str, parts: Any, other: str) -> Tuple[Any, Any]:
-    if not isinstance(parts, (tuple, list)):
+    if not isinstance(parts, _PAIRS):
         raise TypeError(f"{this}: {name}: is {type(parts).__name__}, must be a pair as {other} is")
     if len(parts) != 2:
         raise ValueError(f"{this}: {name}: has {len(parts)} arrays, must have 2; n parts are one array with n first")
     return parts[0], parts[1]
+
+
+def _number_of(this: str, part: Any, n: int) -> int:
+    """Returns the library's number of a part: 1 more, as 0 stands for all."""
+    if not 0 <= integer_of(this, "part", part) < n:
+        raise ValueError(f"{this}: part: is {part}, must be at least 0 and below the {n} parts of lse_parts")
+    return integer_of(this, "part", part) + 1
 
 
 # ---- Prefill --------------------------------------------------------------------------------------------------------
