@@ -91,7 +91,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink") || !strcmp(name, "d_attn_sink")) return s->sink;
     if (!strcmp(name, "dlse")) return s->dlse;
-    if (!strcmp(name, "out_last") || !strcmp(name, "lse_last")) return false; /* all parts are one tensor */
+    if (!strcmp(name, "out_last") || !strcmp(name, "lse_last")) return s->last;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
     if (!strcmp(name, "norm_weight")) return s->norm;
@@ -113,7 +113,8 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
 {
     const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[format_of(s, member)].allowed
                                                         : member->allowed & ~(unsigned)ALLOW_SAME;
-    if (!strcmp(member->name, "out_parts")) return elements[ELEMENT_F32].dtype;
+    if (!strcmp(member->name, "out_parts") || !strcmp(member->name, "out_last"))
+        return elements[ELEMENT_F32].dtype;
     if (allowed & ALLOW_BYTES || (allowed & ALLOW_CODES && s->products == MADE_CODES))
         return dtype_of(FMLA_TYPE_UINT, 8);
     if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
@@ -461,6 +462,7 @@ static bool merge_values(struct making *m, struct reason *reason)
     const int64_t rows = s->b * s->s_q * s->h_q;
     float *lse = data_of(m, "lse_parts");
     fill(m, "out_parts", 0.0f), fill_normal(m, "lse_parts", 2.0f), fill_normal(m, "attn_sink", 1.0f);
+    fill(m, "out_last", 0.0f), fill_normal(m, "lse_last", 2.0f);
     for (int64_t i = 0; s->holes && i < s->parts * rows;
          i++) /* rows without keys in all parts, and in some */
         if (i % rows % 4 == 3 || !random_between(&m->random, 0, 7)) lse[i] = INFINITY;

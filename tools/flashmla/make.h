@@ -41,6 +41,7 @@ struct shape {
     bool extra_varlen;      /* likewise, only for the second cache's lists */
     bool holes;             /* one index in eight is invalid; parts without keys; slots of -1 */
     bool no_lse;            /* merge without lse */
+    bool last;              /* merge with one part more, at pointers of its own */
     bool no_forward;        /* gradients of MHA: out and lse are left to make_forward, on a GPU */
     const int32_t *lengths; /* [b], dense decode and, with varlen, MHA; NULL = as above */
     uint64_t seed;

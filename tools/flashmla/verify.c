@@ -138,6 +138,7 @@ static const struct verify_case {
                .dlse = true, .varlen = true, .lengths = edges},
      .log_base = FMLA_LOG_BASE_2},
     {"merge", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true}},
+    {"merge, last apart", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 1, .type = ELEMENT_F32, .last = true}},
     {"merge, base 2", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true},
      .log_base = FMLA_LOG_BASE_2},
     /* Cache operations run in this format and in all later ones. */
