@@ -93,8 +93,8 @@ def _backward(ctx, dout, dlse):
 
 _torch_operators.register(
     "merge_states",
-    "(Tensor out_parts, Tensor lse_parts, Tensor? out_last, Tensor? lse_last, Tensor? attn_sink, int lse_empty, int log_base, SymInt part)"
-    " -> (Tensor, Tensor)",
+    "(Tensor out_parts, Tensor lse_parts, Tensor? out_last, Tensor? lse_last, Tensor? attn_sink, int lse_empty, "
+    "int log_base, SymInt part) -> (Tensor, Tensor)",
     _this.function,
     _merge,
     _merge_fake,

@@ -5,9 +5,9 @@ Operators such as flash_mla::dense_decode create their results; those such as ::
 ::cache_convert, write into given ones. Each has the registrations that torch.compile needs. They run on the current stream,
 allocate from PyTorch's allocator and do not synchronise.
 
-::mha_backward writes gradients. None of these is differentiable (those in _torch_gradients.py and _torch_merge.py are): under grad mode a
-call refuses a tensor that requires a gradient, in eager mode and in a compiled graph, whose backward pass is made before it is
-known whether it will be used.
+::mha_backward writes gradients. None of these is differentiable (those in _torch_gradients.py and _torch_merge.py are): under
+grad mode a call refuses a tensor that requires a gradient, in eager mode and in a compiled graph, whose backward pass is made
+before it is known whether it will be used.
 """
 
 from __future__ import annotations

@@ -159,6 +159,11 @@ def test_contributions(kind, log_base):
     check_close("out", total, kind.float64(out), EXACT_FP32)
 
 
+def taken(array, first, shape):
+    """Returns a view of the array's elements from `first` on."""
+    return array.reshape(-1)[first : first + math.prod(shape)].reshape(shape)
+
+
 @pytest.mark.parametrize(
     "exception,said,call",
     [
@@ -177,12 +182,13 @@ def test_contributions(kind, log_base):
         (ValueError, "part: is 2, must be at least 0 and below the 2 parts", lambda o, l: merge_states(o[0], l, part=2)),
         (ValueError, "out_parts: has 5 dimensions, must have 4", lambda o, l: merge_states(o, l, part=0)),
         (ValueError, "out: shares memory with out_parts, must be apart from it or exactly one part",
-         lambda o, l: merge_states(o, l, out=o.reshape(-1)[1 : 1 + o[0].size].reshape(o[0].shape))),
+         lambda o, l: merge_states(o, l, out=taken(o, 1, o[0].shape))),
         (ValueError, "out: shares memory with out_parts[1]",
-         lambda o, l: merge_states((o[0].copy(), o[1]), (l[0], l[1]), out=o.reshape(-1)[o[1].size - 1 : -1].reshape(o[1].shape))),
+         lambda o, l: merge_states((o[0].copy(), o[1]), (l[0], l[1]), out=taken(o, o[1].size - 1, o[1].shape))),
         (ValueError, "lse: shares memory with out_parts[1], must be apart from it",
-         lambda o, l: merge_states((o[0], o[1]), (l[0], l[1]), lse=o[1].reshape(-1)[: l[0].size].reshape(l[0].shape))),
-        (ValueError, "lse: shares memory with lse_parts", lambda o, l: merge_states(o, l, lse=l.reshape(-1)[3 : 3 + l[0].size].reshape(l[0].shape))),
+         lambda o, l: merge_states((o[0], o[1]), (l[0], l[1]), lse=taken(o[1], 0, l[0].shape))),
+        (ValueError, "lse: shares memory with lse_parts, must be apart from it or exactly one part",
+         lambda o, l: merge_states(o, l, lse=taken(l, 3, l[0].shape))),
     ],
 )  # fmt: skip
 def test_errors(exception, said, call):

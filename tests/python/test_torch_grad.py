@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Tests gradients: only new results of dense MHA (test_mha_gradients.py) and of merge (test_merge_gradients.py) have them; every other
-call refuses at once, in eager mode, compiled, and as an operator."""
+"""Tests gradients: only new results of dense MHA (test_mha_gradients.py) and of merge (test_merge_gradients.py) have them; every
+other call refuses at once, in eager mode, compiled, and as an operator."""
 
 import pytest
 
