@@ -26,8 +26,8 @@ the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf
 with fp32 arithmetic of one request; others may differ from ours by e4m3 rounding.
 
 The group mha_chunk has chunks of a long prompt, 16 to 2048 queries over 8192 to 131072 keys, beside FlashAttention-3 with its own
-number of splits (fa3_splits). The group mha_short has many short prompts, mha_256 and
-mha_256_bwd heads of 256.
+number of splits (fa3_splits). The group mha_short has many short prompts, mha_256 and mha_256_bwd have heads of 256, mha_gqa_bwd
+has the gradients of grouped heads.
 
 The group mha_bwd has the gradients of dense MHA by torch.autograd.grad; the forward pass is not timed. Its runs are calls, not
 graphs; the GPU waits for some 2 ms before each, to hide the host's time. ours_direct is our operator without autograd. Ours is

@@ -439,6 +439,13 @@ def wide_gradients_rows():
     return rows + [MhaGradients(2, 8192, 32, 4, 256, 256, True)]
 
 
+def grouped_gradients_rows():
+    shapes = ((8, 2048, 32, 4), (1, 16384, 32, 4), (2, 4096, 32, 8), (2, 8192, 40, 8), (2, 8192, 64, 8), (1, 8192, 128, 8))
+    rows = [MhaGradients(b, s, h, h_kv, 128, 128, True) for b, s, h, h_kv in shapes]
+    rows += [MhaGradients(4, 4096, 32, 8, 128, 128, False), MhaGradients(2, 8192, 16, 1, 128, 128, True)]
+    return rows + [MhaGradients(2, 8192, 16, 2, 192, 128, True), MhaGradients(2, 8192, 64, 8, 64, 64, True)]
+
+
 def mha_gradients_rows_of(kind):
     shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
     rows = [kind(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
@@ -457,6 +464,7 @@ GROUPS = {
     "mha_256": wide_rows(),
     "mha_256_bwd": wide_gradients_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
+    "mha_gqa_bwd": grouped_gradients_rows(),
     "sm80": mha_rows_of(MhaPortable),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
 }

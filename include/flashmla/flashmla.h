@@ -767,9 +767,10 @@ typedef struct fmla_mha_backward_args {
 } fmla_mha_backward_args;
 
 /* Returns the workspace of fmla_mha_backward for these arguments, in bytes, and its alignment; either may be
- * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with every
- * dimension, and linearly with tokens: on the CPU it is 8 bytes per row, 4 bytes per 64 rows of a head,
- * 40 bytes per request, and scratch per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, and little more.
+ * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with
+ * b, s_q, s_k and h_q, and linearly with tokens: on the CPU it is 8 bytes per row, 4 bytes per 64 rows of a head,
+ * 40 bytes per request, and scratch per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, with causal and
+ * h_q above h_kv also 4 · (d_qk + d_v) bytes per key of whole blocks and key head, and little more.
  * Errors: as fmla_mha_backward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,
                                                       size_t *alignment);

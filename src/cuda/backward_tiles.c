@@ -32,6 +32,15 @@ int32_t backward_heads(const struct backward_problem *p, struct backward_tiles t
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
 }
 
+/* Returns the key heads whose dK and dV are summed over query heads in the workspace; if `bound`, the most of any call
+ * up to these sizes. */
+static int64_t summed_key_heads(const struct backward_problem *p, struct backward_tiles tiles)
+{
+    if (!tiles.warps) return 0;
+    if (p->bound) return p->h_kv < p->h_q / 2 ? p->h_kv : p->h_q / 2;
+    return p->h_kv < p->h_q ? p->h_kv : 0;
+}
+
 struct backward_layout backward_layout(const struct backward_problem *p, struct backward_tiles tiles)
 {
     const size_t count = (size_t)(backward_row_tiles(p, tiles) * p->h_q), rows = count * (size_t)tiles.rows;
@@ -40,11 +49,12 @@ struct backward_layout backward_layout(const struct backward_problem *p, struct 
     l.taken = l.dq_sums + cuda_line_up(rows * (size_t)p->d_qk * sizeof(float));
     l.added = l.taken + cuda_line_up(sizeof(uint32_t));
     l.head_sums = l.added + cuda_line_up(count * (size_t)tiles.counters * sizeof(uint32_t));
-    if (tiles.heads < p->h_q / p->h_kv) {
-        const size_t blocks = (size_t)(backward_key_blocks(p, tiles) * p->h_kv);
+    const int64_t summed = summed_key_heads(p, tiles);
+    if (summed) {
+        const size_t blocks = (size_t)(backward_key_blocks(p, tiles) * summed);
         l.head_counters = (int64_t)(blocks * (size_t)tiles.warps);
-        l.heads_added =
-            l.head_sums + cuda_line_up(blocks * (size_t)tiles.keys * (size_t)(p->d_qk + p->d_v) * sizeof(float));
+        l.heads_added = l.head_sums + cuda_line_up(blocks * (size_t)tiles.keys * (size_t)(p->d_qk + p->d_v) *
+                                                   sizeof(float));
     } else {
         l.heads_added = l.head_sums;
     }

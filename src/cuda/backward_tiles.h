@@ -19,7 +19,8 @@ struct backward_tiles {
     int32_t keys;     /* of a key block */
     int32_t counters; /* of a tile */
     int32_t heads;    /* query heads with which a key block is processed: all of its key head, or 1 */
-    int32_t warps;    /* that each count the query heads added to a key block, if it is processed for each */
+    int32_t
+        warps; /* that count the query heads added to a key block, if it is processed for each of them; else 0 */
 };
 
 /* Return the numbers of row tiles and of key blocks of all requests: upper bounds for requests of any lengths

@@ -362,19 +362,19 @@ struct mha_backward_params {
 struct mha_backward_sm90_params {
     struct mha_backward_params call;
     struct tensor_map q, k, v, dout;
-    int32_t row_tiles, key_blocks;    /* of all requests, of one head */
-    int32_t items;                    /* key_blocks · h_q / work_heads */
-    int32_t work_heads;               /* query heads of an item: h_q / h_kv, or 1 */
+    int32_t row_tiles, key_blocks;                    /* of all requests, of one head */
+    int32_t items;                                    /* key_blocks · h_q / work_heads */
+    int32_t work_heads;                               /* query heads of an item: h_q / h_kv, or 1 */
     struct divisor key_heads_divisor, blocks_divisor; /* h_kv; key_blocks · h_kv */
-    int32_t heads_of_set;             /* key heads whose items are taken together */
-    float *rows;     /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
-    float *dq_sums;  /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
+    int32_t heads_of_set;                             /* key heads whose items are taken together */
+    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
+    float *dq_sums; /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
     /* Where an item has one of several query heads: dK and dV of those that have been added (epilogue.cuh), and how many
      * they are, for each warp. */
-    float *head_sums;     /* [key_blocks][h_kv][a block's keys][d_qk + d_v] */
+    float *head_sums;      /* [key_blocks][h_kv][a block's keys][d_qk + d_v] */
     uint32_t *heads_added; /* [key_blocks][h_kv][warps of consumers] */
     int64_t head_counters; /* their number */
-    uint32_t *taken; /* items taken, in any order, besides the first item of each CTA */
+    uint32_t *taken;       /* items taken, in any order, besides the first item of each CTA */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;
     uint32_t *added; /* [h_q][row_tiles][dq_producers]: key blocks that have added (dq.cuh) */

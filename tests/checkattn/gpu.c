@@ -320,6 +320,7 @@ static void check_at_once(const struct gpu *g, enum at_once way)
         sender[i].bare = i == 1;
         for (int k = 0; shared && k < g->op->results; k++) {
             const int result = g->op->result[k];
+            if (!case_names(c[i], result)) continue;
             device_add_guarded(&c[0]->blocks, &c[i]->tensor[result]);
             set_tensor(g->op, &sender[i].call.args, result,
                        device_tensor(&c[0]->blocks, &c[i]->view[result], &results[k]));

@@ -43,15 +43,17 @@ DEVICE void mbarrier_arrive_mapped_if(bool is, uint32_t barrier)
  * barrier. */
 DEVICE void bulk_copy_mapped(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            to),
+        "r"(from), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 /* Stores a word in shared memory of any CTA; its four bytes count towards the phase of that CTA's barrier. */
 DEVICE void store_mapped_4(uint32_t to, uint32_t word, uint32_t barrier)
 {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(word),
-                 "r"(barrier)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to),
+                 "r"(word), "r"(barrier)
                  : "memory");
 }

@@ -7,10 +7,10 @@ enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
-    return (struct backward_tiles){MHA_BACKWARD_SM90_ROWS(p->d_qk), MHA_BACKWARD_SM90_KEYS(p->d_qk),
-                                   MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk),
-                                   p->causal ? 1 : (int32_t)(p->h_q / p->h_kv),
-                                   4 * MHA_BACKWARD_CONSUMERS * MHA_BACKWARD_SM90_CTAS(p->d_qk)};
+    return (struct backward_tiles){
+        MHA_BACKWARD_SM90_ROWS(p->d_qk), MHA_BACKWARD_SM90_KEYS(p->d_qk), MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk),
+        p->causal ? 1 : (int32_t)(p->h_q / p->h_kv),
+        p->causal ? 4 * MHA_BACKWARD_CONSUMERS * MHA_BACKWARD_SM90_CTAS(p->d_qk) : 0};
 }
 
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,
@@ -60,7 +60,8 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
                 return "takes a tensor whose base and strides are multiples of 16 bytes";
             continue;
         }
-        const struct tensor_view view = sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64, (int32_t)d);
+        const struct tensor_view view =
+            sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64, (int32_t)d);
         if (!tensor_view_possible(&view))
             return "takes a tensor whose base and strides are multiples of 16 bytes, strides of 16 to below "
                    "2^40";

@@ -74,9 +74,9 @@ struct HeadSums {
                      "@p ld.global.cg.v4.f32 {%4, %5, %6, %7}, [%16+2048];\n"
                      "@p ld.global.cg.v4.f32 {%8, %9, %10, %11}, [%16+4096];\n"
                      "@p ld.global.cg.v4.f32 {%12, %13, %14, %15}, [%16+6144];\n}"
-                     : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
-                       "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]), "+f"(x[14]),
-                       "+f"(x[15])
+                     : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]),
+                       "+f"(x[7]), "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]),
+                       "+f"(x[14]), "+f"(x[15])
                      : "l"(sums + i * WARPGROUP_THREADS), "r"(before)
                      : "memory");
 #pragma unroll
@@ -122,8 +122,8 @@ DEVICE HeadSums head_sums(const mha_backward_sm90_params &p, uint32_t work, int 
 /* Write dK or dV of 64 keys, from key `first` of the work tile on, with those of the query heads before, which begin at
  * value `at` of the sums. */
 template <typename Element, int D_QK>
-DEVICE void store_dk(const mha_backward_params &call, const WorkKeys &work, int first, const float (&dk)[D_QK],
-                     const HeadSums &heads, int at)
+DEVICE void store_dk(const mha_backward_params &call, const WorkKeys &work, int first,
+                     const float (&dk)[D_QK], const HeadSums &heads, int at)
 {
     const int64_t key = (int64_t)(uint32_t)work.key + first; /* of an unsigned word, for shorter code */
     store_rows<Element>(call.dk.data + work.request * call.dk.request + key * call.dk.token +

@@ -107,7 +107,7 @@ template <typename Element, typename Layout> struct Gradient {
 
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int group; /* consumer index: it has keys 64 · group … of a work tile, or shares the CTA's 64 keys */
+    const int group; /* consumer index: has keys 64 · group … of a work tile; in a pair all of its CTA's */
 
     const uint32_t stats_at; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
     const uint32_t ds_at;    /* byte offset at which it stores dS in a tile of dS */
@@ -192,8 +192,8 @@ template <typename Element, typename Layout> struct Gradient {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(dv, w[i],
-                                 descriptor_of<SWIZZLE_128>(l.in_descriptor(l.dout(dout_stage(n))), Layout::ROW_TILE,
-                                                            (uint32_t)i * 16 * LINE_BYTES));
+                                 descriptor_of<SWIZZLE_128>(l.in_descriptor(l.dout(dout_stage(n))),
+                                                            Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -216,9 +216,9 @@ template <typename Element, typename Layout> struct Gradient {
     {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
-            add_product<Element>(
-                dk, ds[i],
-                descriptor_of<SWIZZLE_128>(l.in_descriptor(l.q(q_stage(n))), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+            add_product<Element>(dk, ds[i],
+                                 descriptor_of<SWIZZLE_128>(l.in_descriptor(l.q(q_stage(n))),
+                                                            Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -237,7 +237,8 @@ template <typename Element, typename Layout> struct Gradient {
     DEVICE void mask(float (&s)[SCORES], int diagonal) const
     {
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
-                  first = Layout::KEY_STEP * group + thread / 32 * 16 + thread % 32 / 4 + diagonal - thread % 4 * 2;
+                  first = Layout::KEY_STEP * group + thread / 32 * 16 + thread % 32 / 4 + diagonal -
+                          thread % 4 * 2;
 #pragma unroll
         for (int i = 0; i < SCORES; i++)
             if ((i >> 2) * 8 + (i & 1) < first + (i >> 1 & 1) * 8) s[i] = -INFINITY;

@@ -68,7 +68,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
     static constexpr int CTAS = 1, CTA_KEYS = KEYS;          /* that share a work tile; keys of each */
     static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* warpgroups that own keys */
-    static constexpr int KEY_STEP = 64; /* keys from one consumer's to the next one's */
+    static constexpr int KEY_STEP = 64;                      /* keys from one consumer's to the next one's */
     static constexpr DqBy DQ_BY = D_QK == 192   ? DQ_BY_HALVES
                                   : D_QK == 128 ? DQ_BY_ALTERNATE_TILES
                                                 : DQ_BY_OWN_WARPGROUP;

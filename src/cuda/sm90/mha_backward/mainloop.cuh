@@ -329,9 +329,11 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
         }
     } else if (warpgroup <= Layout::CONSUMERS) {
         take_registers<Layout::CONSUMER_REGISTERS>();
-        const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 + lane % 16 -
+        const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 +
+                                                      lane % 16 -
                                                       (uint32_t)((warpgroup - 1) * (64 - Layout::KEY_STEP));
-        const Gradient<Element, Layout> of_tile = {p, l, warpgroup - 1, lane % 4 * 16, swizzle_128(key, lane / 16)};
+        const Gradient<Element, Layout> of_tile = {p, l, warpgroup - 1, lane % 4 * 16,
+                                                   swizzle_128(key, lane / 16)};
         if constexpr (Layout::CTAS == 1)
             Consumer<Element, Layout>{of_tile}.run();
         else

@@ -38,10 +38,10 @@ DEVICE float copy_of(float value)
 /* What both consumers do. */
 template <typename Element, typename Layout> struct PairConsumer : Gradient<Element, Layout> {
     using Base = Gradient<Element, Layout>;
-    using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::group, Base::n,
-        Base::q_stage, Base::q_parity;
+    using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::group,
+        Base::n, Base::q_stage, Base::q_parity;
 
-    static constexpr int SECOND = Layout::DQ_VALUES - Layout::FIRST_VALUES; /* values of the second piece of dQ */
+    static constexpr int SECOND = Layout::DQ_VALUES - Layout::FIRST_VALUES; /* of dQ's second piece */
 
     Ring<WORK_STAGES> work_stage;
 
@@ -65,7 +65,9 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
 #pragma unroll
         for (int i = 0; i < Layout::CTA_KEYS / 16; i++)
             product_of_columns<Element>(
-                dq, descriptor_of<SWIZZLE_128>(l.in_descriptor(ds), Layout::DS_TILE, (uint32_t)i * 16 * LINE_BYTES),
+                dq,
+                descriptor_of<SWIZZLE_128>(l.in_descriptor(ds), Layout::DS_TILE,
+                                           (uint32_t)i * 16 * LINE_BYTES),
                 descriptor_of<SWIZZLE_128>(l.in_descriptor(k), Layout::K_TILE, (uint32_t)i * 16 * LINE_BYTES),
                 add || i);
     }
@@ -86,7 +88,8 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
     DEVICE void release_ds() const
     {
         consumer_release(Layout::DS_EMPTY);
-        mbarrier_arrive_mapped_if(is_leader(), map_shared(l.barrier(Layout::OTHER_DS_EMPTY), 1 - cluster_rank()));
+        mbarrier_arrive_mapped_if(is_leader(),
+                                  map_shared(l.barrier(Layout::OTHER_DS_EMPTY), 1 - cluster_rank()));
     }
 
     /* Stores the first piece of dQ for the adder; returns the second one. */
@@ -169,8 +172,8 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
 /* The first consumer: S, P, dV. */
 template <typename Element, typename Layout> struct WeightsConsumer : PairConsumer<Element, Layout> {
     using Base = PairConsumer<Element, Layout>;
-    using Base::D_V, Base::SECOND, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::n, Base::q_stage,
-        Base::q_parity, Base::work_stage;
+    using Base::D_V, Base::SECOND, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::n,
+        Base::q_stage, Base::q_parity, Base::work_stage;
 
     /* dV of a tile runs on beside S of the next one; in fp16 ptxas finds no registers for that. */
     static constexpr bool DV_OVERLAPS = Element::IS_BF16;
@@ -218,7 +221,8 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
     /* Processes the tiles of rows of the work tile at `work`. */
     DEVICE void mainloop(uint32_t work, float (&dv)[D_V / 2])
     {
-        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)), before = Layout::CTA_KEYS * cluster_rank();
+        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)),
+                  before = Layout::CTA_KEYS * cluster_rank();
         uint32_t w[ROW_STEPS][4]; /* P, as A of dV */
         float second[SECOND];
         RowTiles<Layout> t;
@@ -383,7 +387,8 @@ template <typename Element, typename Layout> struct GradientsConsumer : PairCons
     }
 };
 
-template <typename Element, typename Layout> DEVICE void run_pair_consumer(const Gradient<Element, Layout> &of_tile)
+template <typename Element, typename Layout>
+DEVICE void run_pair_consumer(const Gradient<Element, Layout> &of_tile)
 {
     if (of_tile.group == 0)
         WeightsConsumer<Element, Layout>{{of_tile}}.run();
@@ -392,7 +397,8 @@ template <typename Element, typename Layout> DEVICE void run_pair_consumer(const
 }
 
 /* Adder of a consumer's part of dQ, as add_dq; a part comes in two pieces. */
-template <typename Layout> DEVICE void add_dq_pieces(const mha_backward_sm90_params &p, const Layout &l, int consumer)
+template <typename Layout>
+DEVICE void add_dq_pieces(const mha_backward_sm90_params &p, const Layout &l, int consumer)
 {
     const int producer = Layout::CONSUMERS * cluster_rank() + consumer;
     for (;;) {
@@ -411,8 +417,8 @@ template <typename Layout> DEVICE void add_dq_pieces(const mha_backward_sm90_par
                 claimed = !p.in_order && claim(added);
                 stores = p.in_order ? order == 0 : claimed;
             }
-            float *const sums = p.dq_sums + (int64_t)row_tile * Layout::DQ_TILE + producer * Layout::DQ_OF_PRODUCER +
-                                piece * (Layout::DQ_BYTES / 4);
+            float *const sums = p.dq_sums + (int64_t)row_tile * Layout::DQ_TILE +
+                                producer * Layout::DQ_OF_PRODUCER + piece * (Layout::DQ_BYTES / 4);
             const uint32_t bytes = piece ? Layout::DQ_OF_PRODUCER * 4 - Layout::DQ_BYTES : Layout::DQ_BYTES;
             if (stores)
                 bulk_store(sums, l.dq(consumer), bytes);

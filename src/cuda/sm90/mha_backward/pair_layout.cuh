@@ -17,17 +17,19 @@ namespace mha_backward {
 
 template <> struct BackwardLayout<256, 256> {
     static constexpr int D_QK = 256, D_V = 256;
-    static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(256), KEYS = MHA_BACKWARD_SM90_KEYS(256); /* of a pair */
+    static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(256),
+                         KEYS = MHA_BACKWARD_SM90_KEYS(256); /* of a pair */
     static constexpr int CTAS = 2, CTA_KEYS = KEYS / CTAS;
     static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS, KEY_STEP = 0;
     static constexpr DqBy DQ_BY = DQ_BY_HALVES;
-    static constexpr int DQ_PRODUCERS = MHA_BACKWARD_SM90_DQ_PARTS(256), DQ_PIECES = 2; /* per tile; per part */
+    static constexpr int DQ_PRODUCERS = MHA_BACKWARD_SM90_DQ_PARTS(256); /* per tile */
     static constexpr int WARPGROUPS = CONSUMERS + 1, THREADS = WARPGROUP_THREADS * WARPGROUPS;
     static constexpr int Q_STAGES = 2, DO_STAGES = 1;
     static constexpr int DELTA_EARLY = 4;
     static constexpr bool KEEPS_P = false; /* the consumer that computes dS gets P in fp16 */
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= WARPGROUPS * (65536 / THREADS / 8 * 8),
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+                      WARPGROUPS * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
     static_assert(THREADS == MHA_BACKWARD_SM90_THREADS(256), "the host launches as many");
     static_assert(CTA_KEYS == 64 && ROWS == 64 && DQ_PRODUCERS == CTAS * CONSUMERS, "products have 64 rows");
@@ -44,10 +46,9 @@ template <> struct BackwardLayout<256, 256> {
     static constexpr uint32_t K_TILE = CTA_KEYS * K_LINE, V_TILE = K_TILE, ROW_TILE = ROWS * LINE_BYTES,
                               DS_TILE = CTA_KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = CTA_KEYS * D_QK * 2, OTHER_K_BYTES = K_BYTES / CTAS,
-                              V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2, DO_BYTES = ROWS * D_V * 2,
-                              P_BYTES = ROWS * CTA_KEYS * 2, DS_BYTES = DS_TILE,
-                              DQ_BYTES = FIRST_VALUES * WARPGROUP_THREADS * 4,
-                              STATS_BYTES = 2 * ROWS * 4;
+                              V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
+                              DO_BYTES = ROWS * D_V * 2, P_BYTES = ROWS * CTA_KEYS * 2, DS_BYTES = DS_TILE,
+                              DQ_BYTES = FIRST_VALUES * WARPGROUP_THREADS * 4, STATS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t OTHER_K_AT = K_BYTES, V_AT = OTHER_K_AT + OTHER_K_BYTES, Q_AT = V_AT + V_BYTES,
                               DO_AT = Q_AT + Q_STAGES * Q_BYTES, P_AT = DO_AT + DO_STAGES * DO_BYTES,
                               DS_AT = P_AT + P_BYTES, OTHER_DS_AT = DS_AT + DS_BYTES,
@@ -113,7 +114,8 @@ template <> struct BackwardLayout<256, 256> {
     /* Called by one thread. */
     DEVICE void init_barriers() const
     {
-        mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(OTHER_K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
+        mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(OTHER_K_FULL), 1),
+            mbarrier_init(barrier(V_FULL), 1);
         mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
         for (int i = 0; i < Q_STAGES; i++)
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);

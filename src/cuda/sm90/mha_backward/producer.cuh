@@ -78,7 +78,8 @@ template <typename Layout> struct Producer {
 
     /* Loads K of the CTA that has the keys from `key` on, `used` of them valid: `tiles` tiles of columns from
      * tile `first` on. */
-    DEVICE void load_k(uint32_t full, uint32_t to, int key, int head, int request, int used, int first, int tiles)
+    DEVICE void load_k(uint32_t full, uint32_t to, int key, int head, int request, int used, int first,
+                       int tiles)
     {
         fill(full, (uint32_t)tiles * Layout::K_TILE, to, Layout::K_TILE, Layout::K_LINE, tiles, used,
              Layout::CTA_KEYS, [&](uint32_t barrier) {
@@ -184,7 +185,8 @@ template <typename Layout> struct Producer {
      * would keep them waiting until the current work tile is done. */
     DEVICE void run()
     {
-        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = !in_order, takes = rank() == 0;
+        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = !in_order,
+                   takes = rank() == 0;
         const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
         for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {
             int next = ahead && takes ? shares + next_number(p) : 0;

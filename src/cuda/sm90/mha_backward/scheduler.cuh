@@ -28,8 +28,8 @@ DEVICE int next_number(const mha_backward_sm90_params &p)
 struct KeyBlock {
     Request request;
     int head, key_head; /* the first query head; the key head */
-    int block;  /* of the request's keys; >= blocks: the number has no keys */
-    int blocks; /* of the request */
+    int block;          /* of the request's keys; >= blocks: the number has no keys */
+    int blocks;         /* of the request */
 };
 
 /* Returns the keys of work tile number `i`. */

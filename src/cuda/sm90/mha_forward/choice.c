@@ -139,6 +139,17 @@ int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32
     return least(wanted, MHA_MOST_PART_ROWS);
 }
 
+bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *p, int32_t sms)
+{
+    enum { MOST_BLOCKS_OF_SM = 96 };
+    if (p->d_qk != 128 || !p->b) return false;
+    if (p->rules.attn_sink) return true;
+    const int64_t tokens = p->ragged_q.starts ? p->max_s_q : p->s_q,
+                  tiles = times(p->b, tiles_of_request(p, tokens));
+    return tokens && tiles <= sms && tiles > sms / 2 &&
+           p->capacity <= (int64_t)MOST_BLOCKS_OF_SM * MHA_SM90_KEYS(p->d_qk);
+}
+
 /* Returns the tiles of 64 columns that hold `d` columns; 96 are in two that overlap. */
 static int64_t column_tiles(int64_t d)
 {

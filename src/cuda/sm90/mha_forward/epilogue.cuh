@@ -50,7 +50,7 @@ DEVICE void finish_rows(const mha_forward_sm90_params &p, const Layout &l, int s
         if (thread % 4 == 0 && row < tile.rows)
             store_lse(p.call.output, tile.request, coord_of_row(p, tile.token, tile.head, row),
                       lse_of(p, r.reference[half], sum));
-        if (SELDOM(p.call.output.rules.attn_sink)) /* all four lanes of the row */
+        if (Layout::HAS_SINKS && SELDOM(p.call.output.rules.attn_sink)) /* all four lanes of the row */
             factor[half] *=
                 result_sink_factor(p.call.output.rules, coord_of_row(p, tile.token, tile.head, row).head,
                                    lse_of(p, r.reference[half], sum));

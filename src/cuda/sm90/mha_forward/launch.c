@@ -57,8 +57,9 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     if (!status) status = tensor_map_make(op, scope, "k", &k, &params.k);
     if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
     if (status) return status;
+    const bool has_splits = splitting.part_rows || sm90_mha_forward_takes_splits_kernel(p, w->device->sms);
     const struct cuda_launch launch = {
-        .kernel = kernel_of(p, splitting.part_rows ? CUDA_SM90_MHA_FORWARD_SPLITS : CUDA_SM90_MHA_FORWARD),
+        .kernel = kernel_of(p, has_splits ? CUDA_SM90_MHA_FORWARD_SPLITS : CUDA_SM90_MHA_FORWARD),
         .blocks = tiles < sms ? tiles : sms,
         .stream = p->stream,
     };

@@ -91,8 +91,10 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
     static constexpr bool TESTS_EARLY = D_V == 64;
-    static constexpr bool STAGES_OUT = D_V != 256;  /* out is written through shared memory */
-    static constexpr bool IS_ORDERED = D_QK != 128 || SPLITS; /* full waves at 128/128 are faster without order */
+    static constexpr bool STAGES_OUT = D_V != 256; /* out is written through shared memory */
+    /* Consumers issue wgmma in order, and rows may have a sink. Either costs the kernel without splits at 128/128 some 3 %,
+     * even if a branch skips it; calls that want one of them take the kernel with splits (choice.c). */
+    static constexpr bool IS_ORDERED = D_QK != 128 || SPLITS, HAS_SINKS = IS_ORDERED;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32
                                               : D_V == 256   ? 40
                                                              : 56,
