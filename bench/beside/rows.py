@@ -440,7 +440,14 @@ def wide_gradients_rows():
 
 
 def grouped_gradients_rows():
-    shapes = ((8, 2048, 32, 4), (1, 16384, 32, 4), (2, 4096, 32, 8), (2, 8192, 40, 8), (2, 8192, 64, 8), (1, 8192, 128, 8))
+    shapes = (
+        (8, 2048, 32, 4),
+        (1, 16384, 32, 4),
+        (2, 4096, 32, 8),
+        (2, 8192, 40, 8),
+        (2, 8192, 64, 8),
+        (1, 8192, 128, 8),
+    )
     rows = [MhaGradients(b, s, h, h_kv, 128, 128, True) for b, s, h, h_kv in shapes]
     rows += [MhaGradients(4, 4096, 32, 8, 128, 128, False), MhaGradients(2, 8192, 16, 1, 128, 128, True)]
     return rows + [MhaGradients(2, 8192, 16, 2, 192, 128, True), MhaGradients(2, 8192, 64, 8, 64, 64, True)]

@@ -8,6 +8,8 @@
 
 #include "cuda/launch.h"
 
+#include <stdarg.h>
+
 /* ---- The header's text -------------------------------------------------------------------------- */
 
 static char header[1 << 17];
@@ -28,14 +30,16 @@ static void read_header(void)
     fclose(file);
 }
 
-/* Reads the numbers of a sentence, as scanf does: `count` of them, two or three, from where `begin` stands. */
-static void read_numbers(const char *begin, const char *format, long long *numbers, int count)
+/* Reads the `count` numbers of a sentence, as scanf does, from where `begin` stands. */
+__attribute__((format(scanf, 3, 4))) static void read_numbers(const char *begin, int count,
+                                                              const char *format, ...)
 {
+    va_list numbers;
     read_header();
     const char *const at = strstr(header, begin);
-    numbers[0] = numbers[1] = -1;
-    CHECK(at && sscanf(at, format, &numbers[0], &numbers[1], &numbers[2]) == count,
-          "the header has no \"%s\"", format);
+    va_start(numbers, format);
+    CHECK(at && vsscanf(at, format, numbers) == count, "the header has no \"%s\"", format);
+    va_end(numbers);
 }
 
 /* ---- Workspaces --------------------------------------------------------------------------------- */
@@ -71,10 +75,10 @@ static int64_t most_of_prefill(int32_t format)
 
 static void sparse_prefill(void)
 {
-    long long bf16_bytes[2], bytes[2];
-    read_numbers("up to 68096 bytes per SM", "up to %lld bytes per SM", bf16_bytes, 1);
-    read_numbers("over pages of bytes up to", "over pages of bytes up to %lld bytes per SM and %lld more",
-                 bytes, 2);
+    long long bf16_bytes[1] = {-1}, bytes[2] = {-1, -1};
+    read_numbers("up to 68096 bytes per SM", 1, "up to %lld bytes per SM", &bf16_bytes[0]);
+    read_numbers("over pages of bytes up to", 2, "over pages of bytes up to %lld bytes per SM and %lld more",
+                 &bytes[0], &bytes[1]);
     const int64_t of_bf16 = most_of_prefill(FMLA_KV_BF16), of_bytes = most_of_prefill(FMLA_KV_FP8_656);
     CHECK_EQ(of_bf16, bf16_bytes[0] * fake->sms);
     CHECK(of_bytes > bytes[0] * fake->sms && of_bytes <= bytes[0] * fake->sms + bytes[1],
@@ -93,8 +97,9 @@ static const struct layout heads = {
 
 static void mha_forward(void)
 {
-    long long bytes[2];
-    read_numbers("it is 256 bytes on Hopper", "it is %lld bytes on Hopper and %lld on other GPUs", bytes, 2);
+    long long bytes[2] = {-1, -1};
+    read_numbers("it is 256 bytes on Hopper", 2, "it is %lld bytes on Hopper and %lld on other GPUs",
+                 &bytes[0], &bytes[1]);
     CHECK_EQ((int64_t)ask_bytes(OP_MHA_FORWARD, &heads, gpu_0), bytes[0]);
     CHECK_EQ(bytes[1], 0);
 }
@@ -108,9 +113,9 @@ static void mha_forward_elsewhere(void)
 /* Rows of whole tiles: tokens are a multiple of every tile here. */
 static void mha_backward(void)
 {
-    long long bytes[2];
+    long long bytes[2] = {-1, -1};
     struct layout l = heads;
-    read_numbers("on Hopper 4 · d_qk", "on Hopper %lld · d_qk + %lld bytes per row", bytes, 2);
+    read_numbers("on Hopper 4 · d_qk", 2, "on Hopper %lld · d_qk + %lld bytes per row", &bytes[0], &bytes[1]);
     for (int i = 0; i < HEAD_D_QKS; i++) {
         l.d_qk = head_d_qk[i], l.d_v = l.d_qk < 128 ? 64 : l.d_qk > 192 ? 256 : 128, l.s_q = 1 << 14;
         const int64_t rows = l.b * l.s_q * l.h_q, each = bytes[0] * l.d_qk + bytes[1],
@@ -123,12 +128,12 @@ static void mha_backward(void)
 /* Scratch and rounding are the same for both calls, whose sizes are multiples of a cache line. */
 static void mha_backward_on_cpu(void)
 {
-    long long per[3];
+    long long per[3] = {-1, -1, -1};
     struct layout few = heads, many = heads;
     read_numbers(
-        "on the CPU it is 8 bytes per row",
-        "on the CPU it is %lld bytes per row, %lld bytes per 64 rows of a head, %lld bytes per request", per,
-        3);
+        "on the CPU it is 8 bytes per row", 3,
+        "on the CPU it is %lld bytes per row, %lld bytes per 64 rows of a head, %lld bytes per request",
+        &per[0], &per[1], &per[2]);
     few.b = 64, many.b = 64 * 1025, few.s_q = many.s_q = 64;
     const int64_t more = many.b - few.b, rows = more * few.s_q * few.h_q;
     CHECK_EQ((int64_t)(ask_bytes(OP_MHA_BACKWARD, &many, host) - ask_bytes(OP_MHA_BACKWARD, &few, host)),
@@ -143,9 +148,9 @@ static void longest_request(void)
     static struct held held[MAX_TENSORS];
     static _Alignas(16) char args[MOST_ARGS];
     const enum operation operations[] = {OP_MHA_FORWARD, OP_MHA_BACKWARD};
-    long long bits[2];
-    read_numbers("upper bounds of a request's tokens and keys, below",
-                 "upper bounds of a request's tokens and keys, below %lld^%lld", bits, 2);
+    long long bits[2] = {-1, -1};
+    read_numbers("upper bounds of a request's tokens and keys, below", 2,
+                 "upper bounds of a request's tokens and keys, below %lld^%lld", &bits[0], &bits[1]);
     CHECK_EQ(bits[0], 2);
     if (bits[1] < 0 || bits[1] > 62) return;
     for (int i = 0; i < 4; i++) {
