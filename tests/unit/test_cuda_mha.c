@@ -167,6 +167,34 @@ static void splits_of_a_batch(void)
     }
 }
 
+/* At 128/128 calls with a sink, or with one tile of at most 96 blocks for most SMs, take the kernel with splits without
+ * splits: nothing is joined. */
+static void kernel_with_splits(void)
+{
+    static const struct {
+        int64_t s_q, s_k, d_qk;
+        bool sink, with;
+    } all[] = {
+        {1024, 4096, 128, false, true},   /* 128 tiles of 32 blocks */
+        {1024, 16384, 128, false, false}, /* of 128 blocks */
+        {512, 4096, 128, false, false},   /* 64 tiles */
+        {2048, 4096, 128, false, false},  /* 256 tiles */
+        {2048, 4096, 128, true, true},    /* the same, with a sink */
+        {1024, 4096, 192, true, false},   /* elsewhere each kernel has both */
+    };
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        struct mha_forward_call c;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = 1, .s_q = all[i].s_q, .s_k = all[i].s_k, .h_q = 16, .h_kv = 16,
+                     .d_qk = all[i].d_qk, .d_v = 128, .has = HAS_LSE | (all[i].sink ? HAS_SINK : 0));
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.num_splits = 1;
+        RUNS(mha_forward, &c, "sm90_mha_forward_bf16_%d%s", (int)all[i].d_qk, all[i].with ? "_splits" : "");
+        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launched(0));
+        CHECK_ALL({p.splits, 1}, {p.part_rows, 0}, {p.call.output.rules.attn_sink != NULL, all[i].sink});
+    }
+}
+
 /* ---- Which kernel ------------------------------------------------------------------------------- */
 
 static void check_hopper(const char *what, const struct mha_forward_call *c)
@@ -500,7 +528,7 @@ static void gradients_of_other_sizes(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
-                         splits_of_a_batch, any_batch, refused, tiles_of_sm80, no_request, gradients,
-                         wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
+                         splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80, no_request,
+                         gradients, wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
                          shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse);
 }

@@ -63,6 +63,13 @@ enum DqBy { DQ_BY_HALVES, DQ_BY_ALTERNATE_TILES, DQ_BY_OWN_WARPGROUP };
 /* The swizzle of a tile's lines, as a matrix descriptor states it. */
 enum Swizzle { SWIZZLE_128 = 1, SWIZZLE_64 = 2 };
 
+/* Returns the position of a row's lse or delta in its tile. Within 16 rows, the four that a thread has of two groups
+ * of eight are adjacent. */
+DEVICE int stat_at(int row)
+{
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
@@ -126,10 +133,6 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     };
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
-
-    /* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups
-     * of eight are adjacent. */
-    static DEVICE int stat_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
 
     uint32_t smem; /* the address at which shared memory begins */
 

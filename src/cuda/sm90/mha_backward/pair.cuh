@@ -150,7 +150,21 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
         return tiles;
     }
 
-    /* Releases the work tile, and its keys if it has tiles of rows, and writes `d`, dK or dV of them, by `store`. */
+    /* Processes work tiles until none is left: `mainloop` adds the tiles of rows to `d`, dK or dV, and `store` writes it
+     * if all heads have been added. */
+    template <typename Mainloop, typename Store> DEVICE void run_work(Mainloop mainloop, Store store)
+    {
+        for (int tiles; (tiles = await_work()) >= 0;) {
+            float d[D_QK / 2];
+#pragma unroll
+            for (int i = 0; i < D_QK / 2; i++) d[i] = 0.0f;
+            if (tiles) mainloop(l.work(work_stage.index), d);
+            end_work(tiles, d, store);
+        }
+        end_dq();
+    }
+
+    /* Releases the work tile, and its keys if it has tiles of rows; adds `d` to that of the heads before. */
     template <typename Store> DEVICE void end_work(int tiles, float (&d)[D_QK / 2], Store store)
     {
         if (tiles) consumer_release(Layout::KEYS_EMPTY);
@@ -159,7 +173,7 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
         const HeadSums heads = head_sums(p, at, part, Layout::CTAS * Layout::CONSUMERS, D_QK);
         heads.wait_for_heads_before();
         if (heads.is_last) {
-            store(load_work_keys(at), heads);
+            store(load_work_keys(at), d, heads);
         } else {
             heads.add(d, 0);
             heads.count();
@@ -274,16 +288,10 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
 
     DEVICE void run()
     {
-        for (int tiles; (tiles = this->await_work()) >= 0;) {
-            float dv[D_V / 2];
-#pragma unroll
-            for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
-            if (tiles) mainloop(l.work(work_stage.index), dv);
-            this->end_work(tiles, dv, [&](const WorkKeys &work, const HeadSums &heads) {
-                store_dv<Element>(p.call, work, 0, dv, heads, 0);
-            });
-        }
-        this->end_dq();
+        this->run_work([&](uint32_t work, float(&dv)[D_V / 2]) { mainloop(work, dv); },
+                       [&](const WorkKeys &work, const float(&dv)[D_V / 2], const HeadSums &heads) {
+                           store_dv<Element>(p.call, work, 0, dv, heads, 0);
+                       });
     }
 };
 
@@ -312,7 +320,7 @@ template <typename Element, typename Layout> struct GradientsConsumer : PairCons
     DEVICE void process_tile(Fragments &tile, float (&dk)[D_QK / 2]) const
     {
         uint32_t exact[ROW_STEPS][4];
-        float none[SCORES];
+        float none[SCORES]; /* P in fp32, which is not read */
         mbarrier_wait(l.barrier(Layout::P_FULL), n % 2);
         const uint32_t from = l.p() + fresh_thread() % WARPGROUP_THREADS * 16;
 #pragma unroll
@@ -374,16 +382,10 @@ template <typename Element, typename Layout> struct GradientsConsumer : PairCons
 
     DEVICE void run()
     {
-        for (int tiles; (tiles = this->await_work()) >= 0;) {
-            float dk[D_QK / 2];
-#pragma unroll
-            for (int i = 0; i < D_QK / 2; i++) dk[i] = 0.0f;
-            if (tiles) mainloop(l.work(work_stage.index), dk);
-            this->end_work(tiles, dk, [&](const WorkKeys &work, const HeadSums &heads) {
-                store_dk<Element>(p.call, work, 0, dk, heads, 0);
-            });
-        }
-        this->end_dq();
+        this->run_work([&](uint32_t work, float(&dk)[D_QK / 2]) { mainloop(work, dk); },
+                       [&](const WorkKeys &work, const float(&dk)[D_QK / 2], const HeadSums &heads) {
+                           store_dk<Element>(p.call, work, 0, dk, heads, 0);
+                       });
     }
 };
 

@@ -83,9 +83,6 @@ template <> struct BackwardLayout<256, 256> {
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
 
-    /* As in the other layouts. */
-    static DEVICE int stat_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
-
     uint32_t smem; /* the address at which shared memory begins */
 
     DEVICE uint32_t barrier(int first, int i = 0) const

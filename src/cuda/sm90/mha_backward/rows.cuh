@@ -88,7 +88,7 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
-            const int at = Layout::stat_at(row);
+            const int at = stat_at(row);
             const bool empty = numbers.lse == INFINITY;
             stats[at] = numbers.lse - P_SCALE_LOG2;
             stats[ROWS + at] = empty ? 0.0f : (delta - numbers.off_delta) * DS_SCALE<Element>;
