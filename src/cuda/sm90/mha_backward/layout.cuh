@@ -70,7 +70,36 @@ DEVICE int stat_at(int row)
     return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }
 
-template <int D_QK_, int D_V_> struct BackwardLayout {
+/* Addresses in shared memory, which begins at `smem`, of what every layout has. */
+template <typename Layout> struct Addresses {
+    uint32_t smem;
+
+    DEVICE uint32_t barrier(int first, int i = 0) const
+    {
+        return smem + Layout::BARRIERS_AT + 8u * (uint32_t)(first + i);
+    }
+    DEVICE uint32_t k() const { return smem; }
+    DEVICE uint32_t v() const { return smem + Layout::V_AT; }
+    DEVICE uint32_t q(int stage) const { return smem + Layout::Q_AT + (uint32_t)stage * Layout::Q_BYTES; }
+    DEVICE uint32_t dout(int stage) const
+    {
+        return smem + Layout::DO_AT + (uint32_t)stage * Layout::DO_BYTES;
+    }
+    /* Which tile the dQ of a stage belongs to: its number over all heads, and its order (dq_order). */
+    DEVICE uint32_t dq_tile(int stage) const { return smem + Layout::DQ_TILES_AT + (uint32_t)stage * 8; }
+    DEVICE uint32_t stats(int stage) const
+    {
+        return smem + Layout::STATS_AT + (uint32_t)stage * Layout::STATS_BYTES;
+    }
+    DEVICE uint32_t work(int stage) const
+    {
+        return smem + Layout::WORK_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
+    }
+};
+
+template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<D_QK_, D_V_>> {
+    using Base = Addresses<BackwardLayout<D_QK_, D_V_>>;
+    using Base::smem, Base::barrier;
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
     static constexpr int CTAS = 1, CTA_KEYS = KEYS;          /* that share a work tile; keys of each */
@@ -134,33 +163,16 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
 
-    uint32_t smem; /* the address at which shared memory begins */
-
-    DEVICE uint32_t barrier(int first, int i = 0) const
-    {
-        return smem + BARRIERS_AT + 8u * (uint32_t)(first + i);
-    }
     /* Returns the address as a matrix descriptor states it. */
     static DEVICE uint32_t in_descriptor(uint32_t at) { return at; }
-    DEVICE uint32_t k() const { return smem; }
-    DEVICE uint32_t v() const { return smem + V_AT; }
-    DEVICE uint32_t q(int stage) const { return smem + Q_AT + (uint32_t)stage * Q_BYTES; }
-    DEVICE uint32_t dout(int stage) const { return smem + DO_AT + (uint32_t)stage * DO_BYTES; }
     DEVICE uint32_t ds(int stage) const { return smem + DS_AT + (uint32_t)stage * DS_BYTES; }
     DEVICE uint32_t dq(int stage) const { return smem + DQ_AT + (uint32_t)stage * DQ_BYTES; }
-    /* Which tile the dQ of a stage belongs to: its number over all heads, and its order (dq_order). */
-    DEVICE uint32_t dq_tile(int stage) const { return smem + DQ_TILES_AT + (uint32_t)stage * 8; }
     /* Stage and parity of the dQ of a producer's tile `n`. */
     static DEVICE int dq_stage(int producer, uint32_t n)
     {
         return DQ_PRODUCERS == 1 ? (int)(n % 2) : producer;
     }
     static DEVICE uint32_t dq_parity(uint32_t n) { return (DQ_PRODUCERS == 1 ? n / 2 : n) % 2; }
-    DEVICE uint32_t stats(int stage) const { return smem + STATS_AT + (uint32_t)stage * STATS_BYTES; }
-    DEVICE uint32_t work(int stage) const
-    {
-        return smem + WORK_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
-    }
 
     /* Called by one thread. */
     DEVICE void init_barriers() const

@@ -15,7 +15,7 @@
 
 namespace mha_backward {
 
-template <> struct BackwardLayout<256, 256> {
+template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>> {
     static constexpr int D_QK = 256, D_V = 256;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(256),
                          KEYS = MHA_BACKWARD_SM90_KEYS(256); /* of a pair */
@@ -83,30 +83,14 @@ template <> struct BackwardLayout<256, 256> {
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
 
-    uint32_t smem; /* the address at which shared memory begins */
-
-    DEVICE uint32_t barrier(int first, int i = 0) const
-    {
-        return smem + BARRIERS_AT + 8u * (uint32_t)(first + i);
-    }
     /* Returns the address as a matrix descriptor states it: without the CTA's number in the cluster. */
     static DEVICE uint32_t in_descriptor(uint32_t at) { return at & 0x3ffff; }
-    DEVICE uint32_t k() const { return smem; }
     DEVICE uint32_t other_k() const { return smem + OTHER_K_AT; }
-    DEVICE uint32_t v() const { return smem + V_AT; }
-    DEVICE uint32_t q(int stage) const { return smem + Q_AT + (uint32_t)stage * Q_BYTES; }
-    DEVICE uint32_t dout(int stage) const { return smem + DO_AT + (uint32_t)stage * DO_BYTES; }
     DEVICE uint32_t p() const { return smem + P_AT; }
     DEVICE uint32_t ds() const { return smem + DS_AT; }
     DEVICE uint32_t other_ds() const { return smem + OTHER_DS_AT; }
     DEVICE uint32_t dq(int consumer) const { return smem + DQ_AT + (uint32_t)consumer * DQ_BYTES; }
-    DEVICE uint32_t dq_tile(int consumer) const { return smem + DQ_TILES_AT + (uint32_t)consumer * 8; }
     DEVICE uint32_t next() const { return smem + NEXT_AT; }
-    DEVICE uint32_t stats(int stage) const { return smem + STATS_AT + (uint32_t)stage * STATS_BYTES; }
-    DEVICE uint32_t work(int stage) const
-    {
-        return smem + WORK_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
-    }
 
     /* Called by one thread. */
     DEVICE void init_barriers() const
