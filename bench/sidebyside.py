@@ -4,6 +4,7 @@
     python3 bench/sidebyside.py fetch FOLDER [--python 3.12]
     python3 bench/sidebyside.py time OUT.jsonl --peers FOLDER [--groups dense mha] [--runs 15] [--flush engine]
                                      [--without ours_deterministic]
+    python3 bench/sidebyside.py errors OUT.jsonl
 
 `fetch` downloads the peers' wheels with pip and unpacks what is needed of them into FOLDER: FlashMLA, FlashAttention-3
 and vLLM's own FP8 decode, which vLLM's wheel contains, and FlashAttention-4 with the packages that compile it. It needs
@@ -41,6 +42,14 @@ which are forced, beside FlashAttention-2 of PyTorch. Values of 128 beside keys 
 made, compared and timed as those of mha_bwd are. The library reads only once which kernels are forced, so such a group is timed
 only if named, and alone.
 
+The group accuracy has errors and no times: against double arithmetic on the same tensors, of the last requests, the
+last tokens or one head. rms and worst are the root mean square and the largest of the differences, over the root mean
+square of the exact result. Where peaky, queries are six times as large. A ratio, such as output_rms_ratio, is our error
+over the least of any peer, at most 1.05 for rms and 1.2 for worst; `beyond` names those that are more. That does not
+change the exit code. A contestant with an rms of 0.25 or more computed something else and loses its place.
+FlashAttention-4, which compiles for seconds, takes part in the causal rows in bf16 alone. `errors` prints the table of
+a record's last such run, for docs/performance.md.
+
 The exit code is 0, 1 if a row lacks ours or a peer or its outputs differ, or 2 if the arguments or the machine are refused.
 """
 
@@ -60,7 +69,8 @@ try:
 except ImportError:  # only `time` needs it
     torch = None
 
-from beside.contestants import Ours, contestants_for
+from beside.contestants import Ours, brief, contestants_for
+from beside.errors import table_of
 from beside.rows import FORCED, GROUPS, shape_of, words_for
 from beside.timing import Session, summary, what_comes_before
 
@@ -131,12 +141,24 @@ def time_rows(options):
             all_wrong += [f"{words_for(row)}: {text}" for text in wrong]
             lines.append(None)
             if measured:
-                versions = {name: present[name].version for name in row.peers if f"{name}_us" in measured}
-                who = dict(ours=present["ours"].version, peers=versions)
-                lines[-1] = {"kind": row.kind, **shape_of(row), **machine, **who, **method, **measured}
+                took_part = [name for name in row.peers if name not in measured.get("lacks", ())]
+                who = dict(ours=present["ours"].version, peers={name: present[name].version for name in took_part})
+                how = dict(seed=seed) if row.of_errors else method
+                lines[-1] = {"kind": row.kind, **shape_of(row), **machine, **who, **how, **measured}
                 print(json.dumps(lines[-1]), file=out, flush=True)
     print(*summary(rows, lines, all_wrong), sep="\n")
     return 1 if all_wrong else 0
+
+
+def print_table(options):
+    try:
+        texts = table_of(options.record)
+    except (OSError, ValueError, KeyError) as error:
+        refuse(f"OUT.jsonl: {brief(error)}; must be a file that `sidebyside.py time` has written")
+    if not texts:
+        refuse(f"OUT.jsonl: {options.record} has no errors; must have rows of the group accuracy")
+    print(*texts, sep="\n")
+    return 0
 
 
 VARIANTS = {name: who for rows in GROUPS.values() for row in rows for name, (who, _) in row.variants.items()}
@@ -209,7 +231,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(
         prog="sidebyside.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="fetch | time")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="fetch | time | errors")
     own = "%d.%d" % sys.version_info[:2]
     command = commands.add_parser("fetch", help="download the peers into a folder")
     command.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="new or empty")
@@ -224,6 +246,9 @@ def parse(arguments):
     command.add_argument("--without", nargs="+", choices=OURS, default=[], help="calls of ours that are left out; none")
     command.add_argument("--seed", type=int, help="of all that is drawn; the time")
     command.set_defaults(function=time_rows)
+    command = commands.add_parser("errors", help="print the table of the errors in a record")
+    command.add_argument("record", metavar="OUT.jsonl", type=pathlib.Path, help="that time has written")
+    command.set_defaults(function=print_table)
     return parser.parse_args(arguments)
 
 

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: MIT
-"""The parts of bench/sidebyside.py: the problems (rows.py), the contestants (contestants.py) and the timing (timing.py)."""
+"""The parts of bench/sidebyside.py: the problems (rows.py), the contestants (contestants.py), the timing (timing.py) and
+errors (errors.py)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The timed problems and their tensors. A row is a problem: `operation` names the contestants' method that computes it,
+"""The problems and their tensors. A row is a problem: `operation` names the contestants' method that computes it,
 `peers` names the other contestants, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem
 needs another class here, and a method in every contestant that computes it.
 """
@@ -19,6 +19,7 @@ except ImportError:  # only timing needs it
 D_V = 512  # width of an MLA value
 E4M3_MOST = 448  # largest e4m3 value
 ROPE = 64  # last elements of a key, which encode its position
+LAYOUTS = {576: "FP8_656", 512: "FP8_584"}  # of caches of sparse decode, by the size of a key
 
 
 class Limits(NamedTuple):
@@ -41,7 +42,16 @@ class Problem:
     limits = OF_BF16  # limits of others' results against ours
     needed = ()  # peers without which there is no ratio
     variants = {}  # additional calls: {name: (contestant, method)}
-    reference = None  # computes some results in fp32, to check ours by OF_BF16
+    reference = None  # computes some results in `arithmetic`, to check ours by OF_BF16 or to measure errors
+    arithmetic = "float32"
+    of_errors = False  # errors are measured and not times
+    dtype = "bfloat16"  # of values that are no bytes
+
+    def normal(self, *shape, deviation=0.1):
+        return normal(*shape, deviation=deviation, dtype=self.dtype)
+
+    def wide(self, tensor):
+        return tensor.to(getattr(torch, self.arithmetic))
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,8 @@ class Dense(Problem):
             lengths = [max(self.s_q, int(chance.normalvariate(self.s_k, self.s_k / 2))) for _ in lengths]
         pages = self.b * (256 // self.page) * math.ceil(max(lengths) / 256)
         return SimpleNamespace(
-            q=normal(self.b, self.s_q, self.h_q, D_V + ROPE),
-            cache=normal(pages, self.page, 1, D_V + ROPE),
+            q=self.normal(self.b, self.s_q, self.h_q, D_V + ROPE),
+            cache=self.normal(pages, self.page, 1, D_V + ROPE),
             table=torch.randperm(pages, dtype=torch.int32).view(self.b, -1),
             lengths=torch.tensor(lengths, dtype=torch.int32),
             longest=max(lengths),
@@ -116,10 +126,11 @@ class DenseFp8(Problem):
         return dict(cache=values.to(torch.float8_e4m3fn), descale_k=torch.ones(1))
 
     def reference(self, x):
-        """Returns (a function that takes the last request from an output, its result in fp32 arithmetic)."""
+        """Returns (a function that takes the last request from an output, its result in the row's arithmetic)."""
         pages = x.cache.view(torch.uint8)[x.table[-1].long()]
         tokens = pages.flatten(0, 2)[: self.s_k]
-        return lambda output: (output[-1],), (attended(self.query_values(x)[-1], self.key_values(tokens), x.scale),)
+        q, k = (self.wide(values) for values in (self.query_values(x)[-1], self.key_values(tokens)))
+        return lambda output: (output[-1],), (attended(q, k, x.scale),)
 
     def query_values(self, x):
         return x.codes.float()
@@ -186,7 +197,7 @@ class Sparse(Problem):
         return ("flashmla",) if self.h_q in (64, 128) else ()  # no published kernel takes other head counts
 
     def inputs(self, chance):
-        layout = "FP8_656" if self.d_qk == D_V + ROPE else "FP8_584"
+        layout = LAYOUTS[self.d_qk]
         tokens = min(self.b * self.s_k, self.most_tokens)
         x = SimpleNamespace(
             q=normal(self.b, self.s_q, self.h_q, self.d_qk, deviation=1).clamp_(-1, 1),
@@ -296,15 +307,15 @@ class MhaGradients(Mha):
 
     def inputs(self, chance):
         x = super().inputs(chance)
-        x.dout = normal(self.b * self.s, self.h, self.d_v, deviation=1)
+        x.dout = self.normal(self.b * self.s, self.h, self.d_v, deviation=1)
         x.flop = 2 * x.pairs * (3 * self.d_qk + 2 * self.d_v)
         return x
 
     def reference(self, x):
-        """Returns (a function that takes a part of results, its result in fp32 arithmetic): the last sequence and the first key
-        head with its query heads."""
+        """Returns (a function that takes a part of results, its result in the row's arithmetic): the last sequence and the first
+        key head with its query heads."""
         tokens, heads = slice((self.b - 1) * self.s, None), slice(self.h // self.h_kv)
-        q, k, v, dout = (tensor[tokens].float() for tensor in (x.q[:, heads], x.k[:, 0], x.v[:, 0], x.dout[:, heads]))
+        q, k, v, dout = (self.wide(t[tokens]) for t in (x.q[:, heads], x.k[:, 0], x.v[:, 0], x.dout[:, heads]))
 
         def part(dq, dk, dv):
             return dq[tokens, heads], dk[tokens, 0], dv[tokens, 0]
@@ -360,6 +371,124 @@ class MhaChunk(Problem):
 
     def inputs(self, chance):
         return sequences([self.s_q] * self.b, self, [self.s_k] * self.b)
+
+
+@dataclass(frozen=True)
+class Errors(Problem):
+    """Mixed into a problem, measures errors in place of times: against double arithmetic, of a part of the results. Scores have
+    a deviation of 1; where peaky, of 6, because queries are six times as large, so that a few keys carry a row."""
+
+    peaky: bool = False
+    dtype: str = "bfloat16"
+
+    of_errors = True
+    arithmetic = "float64"
+    captured = False
+    variants = {}
+    needed = ()
+    deviation = 0.1  # of keys
+
+    def inputs(self, chance):
+        x = super().inputs(chance)
+        x.q.normal_(std=6 if self.peaky else 1)  # in place, since x has views of it
+        x.scale = 1 / (self.deviation * math.sqrt(x.q.shape[-1]))
+        return x
+
+
+MEASURED = 4  # requests of a decode whose errors are measured: the last ones
+
+
+@dataclass(frozen=True)
+class DenseErrors(Errors, Dense):
+    kind: str = "dense_errors"
+
+    def reference(self, x):
+        """Returns (a function that takes a part of an output, its result in double arithmetic)."""
+        expected = []
+        for q, pages, length in zip(x.q[-MEASURED:], x.table[-MEASURED:], x.lengths[-MEASURED:]):
+            keys = x.cache[pages.long()].flatten(0, 2)[:length]
+            expected.append(attended(self.wide(q), self.wide(keys), x.scale))
+        return lambda output: (output[-MEASURED:],), (torch.stack(expected),)
+
+
+@dataclass(frozen=True)
+class DenseFp8Errors(Errors, DenseFp8):
+    kind = "dense_fp8_errors"
+    deviation = 1
+
+    def inputs(self, chance):
+        x = super().inputs(chance)
+        x.codes = x.q.to(torch.float8_e4m3fn)
+        return x
+
+
+@dataclass(frozen=True)
+class SparseErrors(Errors, Sparse):
+    kind = "sparse_decode_errors"
+
+    def reference(self, x):
+        """Returns (a function that takes a part of an output, its result in double arithmetic)."""
+        expected = []
+        for request in range(max(0, self.b - MEASURED), self.b):
+            keys = self.keys(x.cache, x.indices[request])
+            if self.extra:
+                used = None if x.extra_lengths is None else x.extra_lengths[request]
+                keys = torch.cat([keys, self.keys(x.extra_cache, x.extra_indices[request, :, :used])], 1)
+            expected.append(attended_keys(self.wide(x.q[request]), keys, x.scale, self.wide(x.sink)))
+        return lambda output: (output[-MEASURED:],), (torch.stack(expected),)
+
+    def keys(self, cache, indices):
+        """Returns the keys of lists [s_q, topk]. bf16 holds them, since flash_mla's scales are powers of two."""
+        import flash_mla
+
+        values = flash_mla.cache_gather(cache, indices.flatten().long(), LAYOUTS[self.d_qk])
+        return self.wide(values).view(*indices.shape, self.d_qk)
+
+
+@dataclass(frozen=True)
+class PrefillErrors(Errors, Prefill):
+    kind = "sparse_prefill_errors"
+
+    def reference(self, x):
+        """Returns (a function that takes the last 32 tokens of an output, their result in double arithmetic)."""
+        last = slice(-32, None)
+        keys = self.wide(x.kv[x.indices[last, 0].long(), 0])
+        expected = attended_keys(self.wide(x.q[last]), keys, x.scale, self.wide(x.sink))
+        return lambda output: (output[last],), (expected,)
+
+
+class MhaSample(Errors):
+    """Measures the last sequence and the first key head with its query heads."""
+
+    deviation = 1
+
+    @property
+    def peers(self):
+        """FlashAttention-4 compiles a kernel for each kind of call, for seconds: it has one kind of each size."""
+        compiled = self.causal and self.dtype == "bfloat16" and self.h == self.h_kv
+        return tuple(name for name in super().peers if compiled or name != "fa4")
+
+    def reference(self, x):
+        """Returns (a function that takes the sample from an output, its result in double arithmetic)."""
+        heads, tokens, keys = slice(self.h // self.h_kv), slice(x.ends[-2], None), slice(x.ends_k[-2], None)
+        q, k, v = (self.wide(tensor) for tensor in (x.q[tokens, heads], x.k[keys, 0], x.v[keys, 0]))
+        return lambda output: (output[tokens, heads],), (output_of_head(q, k, v, x.scale, self.causal),)
+
+
+@dataclass(frozen=True)
+class MhaErrors(MhaSample, Mha):
+    kind = "mha_fwd_errors"
+
+
+@dataclass(frozen=True)
+class MhaChunkErrors(MhaSample, MhaChunk):
+    kind = "mha_chunk_errors"
+
+
+@dataclass(frozen=True)
+class MhaGradientsErrors(MhaSample, MhaGradients):
+    kind = "mha_bwd_errors"
+    reference = MhaGradients.reference
 
 
 def dense_rows():
@@ -459,6 +588,28 @@ def mha_gradients_rows_of(kind):
     return rows + [kind(2, 8192, 32, 4, 128, 128, causal) for causal in (True, False)]
 
 
+def error_rows():
+    """Each problem twice: Gaussian, then peaky."""
+    half = dict(dtype="float16")
+    dense = (8, 1, 4096, 16), (8, 1, 4096, 64), (8, 2, 4096, 128), (128, 1, 4096, 64)
+    rows = [(DenseErrors, *shape) for shape in dense]
+    rows += [(DenseFp8Errors, 8, 1, 4096, 64), (DenseFp8Errors, 8, 2, 4096, 128)]
+    lists = (8, 1, 64, 2048), (8, 2, 128, 512), (64, 2, 128, 2048)
+    rows += [(SparseErrors, b, s_q, 8192, h_q, topk, 576) for b, s_q, h_q, topk in lists]
+    seconds = (64, Second(8192, 512, 256, 64, False)), (128, Second(8192, 1024, 256, 64, False))
+    rows += [(SparseErrors, 8, 2, 8192, h_q, 128, 512, second) for h_q, second in seconds]
+    prefill = (1024, 1024, 128, 576), (1024, 512, 64, 512), (64, 512, 128, 576)
+    rows += [(PrefillErrors, s_q, 8192, *rest) for s_q, *rest in prefill]
+    sizes, both = ((192, 128), (128, 128), (64, 64), (256, 256)), (MhaErrors, MhaGradientsErrors)
+    mha = [(kind, 2, 2048, 16, 16, *of, causal) for kind, of, causal in product(both, sizes, (True, False))]
+    rows += [*mha, (MhaGradientsErrors, 2, 2048, 32, 4, 128, 128, True)]
+    chunks = (16, 16, 192, 128), (32, 4, 128, 128), (8, 8, 256, 256)
+    rows += [(MhaChunkErrors, 1, 256, 8192, *of) for of in chunks]
+    of_types = [(row, {}) for row in rows]
+    of_types += [(row, half) for row in [rows[1], rows[2], *mha[::2]]]
+    return [kind(*sizes, peaky=peaky, **types) for (kind, *sizes), types in of_types for peaky in (False, True)]
+
+
 GROUPS = {
     "dense": dense_rows(),
     "small": small_rows(),
@@ -472,6 +623,7 @@ GROUPS = {
     "mha_256_bwd": wide_gradients_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "mha_gqa_bwd": grouped_gradients_rows(),
+    "accuracy": error_rows(),
     "sm80": mha_rows_of(MhaPortable),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
 }
@@ -498,8 +650,8 @@ def words_for(row):
 # The tensors.
 
 
-def normal(*shape, deviation=0.1):
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=deviation)
+def normal(*shape, deviation=0.1, dtype="bfloat16"):
+    return torch.empty(shape, dtype=getattr(torch, dtype)).normal_(std=deviation)
 
 
 def lists(b, s_q, topk, s_k, tokens):
@@ -530,6 +682,12 @@ def attended(q, k, scale):
     return (q @ k.T * scale).masked_fill(hidden, -math.inf).softmax(-1) @ k[:, :D_V]
 
 
+def attended_keys(q, keys, scale, sink):
+    """Computes attention with a sink a head: q is [tokens, heads, d_qk], keys [tokens, topk, d_qk]."""
+    scores = torch.cat([q @ keys.mT * scale, sink[:, None].expand(len(q), -1, 1)], -1)
+    return scores.softmax(-1)[..., :-1] @ keys[..., :D_V]
+
+
 def sequences(lengths, row, keys=None):
     """Makes sequences of so many tokens, one after the other, and as many keys each, unless `keys` says how many. Then the
     tokens are the last ones of their sequence."""
@@ -537,9 +695,9 @@ def sequences(lengths, row, keys=None):
     hidden = sum(length * length for length in lengths) / 2 if row.causal else 0
     pairs = row.h * (sum(map(operator.mul, lengths, keys)) - hidden)
     return SimpleNamespace(
-        q=normal(sum(lengths), row.h, row.d_qk, deviation=1),
-        k=normal(sum(keys), row.h_kv, row.d_qk, deviation=1),
-        v=normal(sum(keys), row.h_kv, row.d_v, deviation=1),
+        q=row.normal(sum(lengths), row.h, row.d_qk, deviation=1),
+        k=row.normal(sum(keys), row.h_kv, row.d_qk, deviation=1),
+        v=row.normal(sum(keys), row.h_kv, row.d_v, deviation=1),
         ends=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
         ends_k=torch.tensor([0, *keys]).cumsum(0).to(torch.int32),
         longest=max(lengths),
@@ -552,19 +710,34 @@ def sequences(lengths, row, keys=None):
     )
 
 
+def weights_of(q, k, scale, causal):
+    """Yields (head, tokens, their weights) of query heads that share a key head: q is [s, heads, d], k [keys, d]. Tokens are
+    the last ones."""
+    places = torch.arange(len(k))
+    for head in range(q.shape[1]):
+        for rows in torch.arange(len(q)).split(2048):  # all scores of a long sequence would take gigabytes
+            scores = q[rows, head] @ k.T * scale
+            if causal:
+                scores.masked_fill_(places > len(k) - len(q) + rows[:, None], -math.inf)
+            yield head, rows, scores.softmax(-1)
+
+
+def output_of_head(q, k, v, scale, causal):
+    """Returns the output [s, heads, d_v] of the query heads that share a key head: q is [s, heads, d], k and v [keys, d]."""
+    output = q.new_empty(*q.shape[:2], v.shape[-1])
+    for head, rows, p in weights_of(q, k, scale, causal):
+        output[rows, head] = p @ v
+    return output
+
+
 def gradients_of_head(q, k, v, dout, scale, causal):
     """Returns (dq, dk, dv) of the query heads that share a key head: q and dout are [s, heads, d], k and v [s, d]."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    places = torch.arange(len(k))
-    for head in range(q.shape[1]):
-        for rows in places.split(2048):  # all scores of a long sequence would take gigabytes
-            q_rows, dout_rows = q[rows, head], dout[rows, head]
-            scores = q_rows @ k.T * scale
-            if causal:
-                scores.masked_fill_(places > rows[:, None], -math.inf)
-            p, dp = scores.softmax(-1), dout_rows @ v.T
-            ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-            dq[rows, head] = ds @ k
-            dk += ds.T @ q_rows
-            dv += p.T @ dout_rows
+    for head, rows, p in weights_of(q, k, scale, causal):
+        q_rows, dout_rows = q[rows, head], dout[rows, head]
+        dp = dout_rows @ v.T
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+        dq[rows, head] = ds @ k
+        dk += ds.T @ q_rows
+        dv += p.T @ dout_rows
     return dq, dk, dv

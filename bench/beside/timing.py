@@ -13,6 +13,7 @@ except ImportError:  # only timing needs it
     torch = None
 
 from beside.contestants import brief
+from beside.errors import errors_beside, judgements
 from beside.rows import OF_BF16, normal
 
 AHEAD = 4_000_000  # clocks, some 2 ms: the GPU waits this long before an uncaptured call, so that the host gets ahead
@@ -98,6 +99,9 @@ def timed(call):
 
 
 def prepared(call, row, runs):
+    if row.of_errors:
+        results, _ = timed(call)
+        return Prepared(call, call, results if isinstance(results, tuple) else (results,), runs)
     if row.captured:
         graph, output = captured(call)
         return Prepared(call, graph.replay, (output,), runs)
@@ -173,7 +177,8 @@ class Session:
         return ready, wrong
 
     def outcome(self, row):
-        """Returns (measurements or {}, what went wrong). A row is timed if ours is present and every output agrees."""
+        """Returns (measurements or {}, what went wrong). A row is measured if ours is present, and timed
+        if every output agrees."""
         torch.manual_seed(self.seed)
         try:
             x = row.inputs(random.Random(self.seed))
@@ -182,9 +187,18 @@ class Session:
         ready, wrong = self.prepare(row, x)
         if "ours" not in ready:
             return {}, wrong
+        measure = errors_beside if row.of_errors else self.times_beside
+        found, measured, more = measure(row, x, ready)
+        wrong += more
+        if measured and wrong:
+            measured["lacks"] = [name for name in calls_of(row) if name not in found and name not in self.left_out]
+        return measured, wrong
+
+    def times_beside(self, row, x, ready):
+        """Returns (times, measurements or {}, what differs)."""
         differing = disagreements(row, x, ready)
         if differing:
-            return {}, wrong + differing
+            return {}, {}, differing
         us = medians_us(ready, self.before, row.captured)
         measured = {f"{name}_us": round(value, 1) for name, value in us.items()}
         measured.update({f"{name}_tflops": round(x.flop / value / 1e6) for name, value in us.items()})
@@ -192,9 +206,7 @@ class Session:
         fewer = {name: one.runs for name, one in ready.items() if one.runs < self.runs}
         if fewer:
             measured["fewer_runs"] = fewer
-        if wrong:
-            measured["lacks"] = [name for name in calls_of(row) if name not in us and name not in self.left_out]
-        return measured, wrong
+        return us, measured, []
 
 
 def disagreements(row, x, ready):
@@ -240,6 +252,8 @@ def summary(rows, lines, wrong):
     """Returns lines of text about (group, row) pairs, the line written for each (None: not timed), and what went wrong."""
     found, texts = {}, []
     for (group, row), line in zip(rows, lines):
+        if row.of_errors:
+            continue
         of_name = found.setdefault(rows_counted_with(group, row), {column: [] for column in COLUMNS})
         for column in COLUMNS:
             of_name[column].append((line or {}).get(column))
@@ -252,4 +266,4 @@ def summary(rows, lines, wrong):
             if known:
                 text += f", geometric mean {statistics.geometric_mean(known):.3f}, smallest {min(known):.3f}"
             texts.append(text)
-    return texts + [f"failed: {text}" for text in wrong]
+    return texts + judgements(rows, lines) + [f"failed: {text}" for text in wrong]

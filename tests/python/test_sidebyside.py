@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Tests bench/sidebyside.py as far as possible without a GPU: the rows, the peers that they name, and refusals; with PyTorch,
-also the gradients of dense MHA and decode with FP8 products on the CPU, next to stand-ins for peers."""
+also the gradients of dense MHA, decode with FP8 products, and errors of all operations on the CPU, next to stand-ins
+for peers."""
 
 import collections
+import dataclasses
 import importlib
+import json
+import math
 import os
 import pathlib
 import random
@@ -16,6 +20,10 @@ import pytest
 from programs import run
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "sidebyside.py"
+RESULTS = SCRIPT.parent / "results" / "h200"
+TIMES = RESULTS / "sidebyside.jsonl"
+ERRORS = RESULTS / "accuracy.jsonl"
+PERFORMANCE = SCRIPT.parents[1] / "docs" / "performance.md"
 WITHOUT_TORCH = """
 import os, runpy, sys
 sys.modules["torch"] = None
@@ -29,7 +37,7 @@ def names_of_all_modules(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     before = set(sys.modules)
     names = {}
-    for module in ("beside.rows", "beside.contestants", "beside.timing", "sidebyside"):
+    for module in ("beside.rows", "beside.contestants", "beside.errors", "beside.timing", "sidebyside"):
         names.update(vars(importlib.import_module(module)))
     yield types.SimpleNamespace(**names)
     for name in set(sys.modules) - before:
@@ -63,6 +71,9 @@ def test_help_needs_no_torch():
         (["time", "out", "--peers", "none"], "--peers: none is no folder"),
         (["time", "out", "--peers", "."], "time: PyTorch is not installed"),
         (["time", "out"], "--peers"),
+        (["errors", "none"], "OUT.jsonl: FileNotFoundError: "),
+        (["errors", SCRIPT], "OUT.jsonl: JSONDecodeError: "),
+        (["errors", TIMES], "has no errors; must have rows of the group accuracy"),
         (["fetch", SCRIPT.parent], "FOLDER: "),
         (["fetch", "none", "--python", "312"], "--python: is 312, must be a version such as 3.12"),
     ],
@@ -94,6 +105,17 @@ def test_rows_and_their_peers(script):
         "mha_256_bwd": {("mha_bwd", ("fa4", "cudnn")): 7},
         "mha_gqa_bwd": {("mha_bwd", ("fa4", "cudnn")): 10},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
+        "accuracy": {
+            ("dense_errors", ("flashmla", "fa3")): 12,
+            ("dense_fp8_errors", ("vllm_fp8",)): 4,
+            ("sparse_decode_errors", ("flashmla",)): 10,
+            ("sparse_prefill_errors", ("flashmla",)): 6,
+            ("mha_fwd_errors", ("fa3", "fa4", "cudnn")): 8,
+            ("mha_fwd_errors", ("fa3", "cudnn")): 16,
+            ("mha_chunk_errors", ("fa3_splits",)): 6,
+            ("mha_bwd_errors", ("fa4", "cudnn")): 8,
+            ("mha_bwd_errors", ("cudnn",)): 18,
+        },
         "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
         "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
     }
@@ -415,3 +437,217 @@ def test_fp8_reads_the_pages_of_its_table(with_torch, fp8):
         x.table = x.table.flip(0)
         (text,) = with_torch.disagreements(row, x, ready)
         assert text.startswith("ours: its output differs from fp32 arithmetic: ")
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_error_of(with_torch):
+    """Two of four elements are off, of a result whose root mean square is 2."""
+    torch = with_torch.torch
+    exact = torch.tensor([[2.0, -2.0], [2.0, 2.0]], dtype=torch.float64)
+    result = torch.tensor([[2.5, -2.0], [2.0, 1.0]], dtype=torch.bfloat16)
+    assert with_torch.error_of(result, exact) == pytest.approx((math.sqrt(1.25 / 4) / 2, 0.5))
+
+
+@pytest.mark.parametrize(
+    "ours, beyond",
+    [
+        ((1.05, 2.4), []),
+        ((1.051, 2.4), ["output_rms"]),
+        ((1, 2.41), ["output_worst"]),
+        ((2, 9), ["output_rms", "output_worst"]),
+    ],
+)
+def test_judgement(script, ours, beyond):
+    """The least rms and the least worst element are of different peers."""
+    row = script.GROUPS["accuracy"][0]
+    peers = {"flashmla": script.Error(1.0, 3.0), "fa3": script.Error(1.5, 2.0)}
+    found = {name: {"output": error} for name, error in {"ours": script.Error(*ours), **peers}.items()}
+    fields = script.measured_of(row, found)
+    assert fields["beyond"] == beyond and fields["fa3_output_worst"] == 2
+    assert (fields["output_rms_ratio"], fields["output_worst_ratio"]) == (ours[0], round(ours[1] / 2, 3))
+    assert "beyond" not in script.measured_of(row, {"ours": found["ours"]})
+
+
+def test_summary_of_errors(script):
+    rows = [("accuracy", row) for row in script.GROUPS["accuracy"][:4]] + [("dense", script.GROUPS["dense"][0])]
+    lines = [
+        dict(beyond=[], output_rms_ratio=0.9, output_worst_ratio=1.2),
+        dict(beyond=["dk_rms"], dq_rms_ratio=1.0, dk_rms_ratio=1.1, dq_worst_ratio=1.15, dk_worst_ratio=1.1),
+        {},
+        None,
+        {"ratio": 2.0},
+    ]
+    words = [script.words_for(row) for _, row in rows]
+    assert script.summary(rows, lines, []) == [
+        "dense: 1 of 1 rows have a ratio, geometric mean 2.000, smallest 2.000",
+        f"{words[0]}: within: rms 0.900, worst 1.200",
+        f"{words[1]}: beyond (dk_rms): rms 1.100, worst 1.150",
+        f"{words[2]}: not beside a peer",
+        f"{words[3]}: not beside a peer",
+        "errors: 1 of 2 rows within 1.05 (rms) and 1.2 (worst) times the best peer's; 4 rows in all",
+    ]
+
+
+def written(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def line_of(kind, peaky, of, run=7, **more):
+    """Makes a line; `of`: {result: rms of ours, of a peer}."""
+    rms = {f"{name}_{result}_rms": rms for result, pair in of.items() for name, rms in zip(("ours", "cudnn"), pair)}
+    sizes = dict(d_qk=192, d_v=128, dtype="float16")
+    return dict(kind=kind, run=run, peaky=peaky, **sizes, peers={"cudnn": "9"}, **rms, **more)
+
+
+def test_table_of_errors(tmp_path):
+    """Shows figures of the row with the largest ratio of rms, the largest ratios of any row, and the last run alone."""
+    within = dict(output_rms_ratio=0.9, output_worst_ratio=1.3, beyond=["output_worst"])
+    lines = [
+        line_of("mha_fwd_errors", False, {"output": (9, 9)}, run=6),
+        line_of("mha_fwd_errors", False, {"output": (0.0018, 0.002)}, **within),
+        line_of(
+            "mha_fwd_errors", False, {"output": (0.002, 0.002)}, output_rms_ratio=1.0, output_worst_ratio=1.0, beyond=[]
+        ),
+        line_of(
+            "mha_bwd_errors", True, {"dq": (0.0021, 0.002), "dk": (0.002, 0.002)}, dq_rms_ratio=1.051, beyond=["dq_rms"]
+        ),
+        line_of("mha_chunk_errors", True, {"output": (0.002,)}) | {"peers": {}},
+        {"kind": "dense", "run": 8},
+    ]
+    done = run("-c", WITHOUT_TORCH, SCRIPT, "errors", written(tmp_path / "record", lines))
+    assert done.returncode == 0 and done.stdout.splitlines()[2:] == [
+        "| MHA forward, 192/128 | fp16 | 2.00 | 2.00 | 1.000 | **1.300** | – | – | – | – | 1 of 2 |",
+        "| MHA dq, dk, dv, 192/128 | fp16 | – | – | – | – | 2.10, 2.00 | 2.00, 2.00 | **1.051** | – | 1 of 1 |",
+        "| MHA forward of a chunk, 192/128 | fp16 | – | – | – | – | 2.00 | – | – | – | 0 of 0 |",
+    ]
+    head = done.stdout.splitlines()[:2]
+    assert len({line.count("|") for line in done.stdout.splitlines()}) == 1 and head[1].startswith("|---|---|--:|")
+
+
+def test_document_has_the_table_of_errors(script):
+    """Without a record it has none."""
+    text = PERFORMANCE.read_text(encoding="utf-8")
+    lines = script.table_of(ERRORS) if ERRORS.is_file() else []
+    assert ("peaky: ours" in text) == bool(lines) and "\n".join(lines) in text
+
+
+def small_errors(script):
+    """Makes a row of every operation and kind of cache."""
+    kinds = script.MhaErrors, script.MhaGradientsErrors
+    second = script.Second(256, 64, 256, 64, False), script.Second(256, 64, 256, 2, True)
+    half = dict(dtype="float16")
+    return [
+        script.DenseErrors(2, 2, 200, 4),
+        script.DenseErrors(5, 1, 70, 4, varlen=True, **half),
+        script.DenseFp8Errors(2, 2, 200, 4),
+        script.SparseErrors(2, 2, 512, 64, 64, 576),
+        *(script.SparseErrors(5, 2, 512, 64, 64, 512, of) for of in second),
+        script.PrefillErrors(40, 300, 64, 16, 576),
+        script.PrefillErrors(7, 300, 64, 16, 512),
+        *(kind(2, 90, 4, 2, 192, 128, True) for kind in kinds),
+        *(kind(2, 90, 2, 2, 64, 64, False, **half) for kind in kinds),
+        *(kind(1, 90, 2, 2, 256, 256, True, **half) for kind in kinds),
+        script.MhaChunkErrors(2, 40, 150, 4, 2, 128, 128),
+    ]
+
+
+@pytest.fixture
+def alike(with_torch, session):
+    """Returns the session with our functions as stand-ins for all peers."""
+    session.present = {name: with_torch.Ours() for name in ("ours", *with_torch.PEERS)}
+    return session
+
+
+@pytest.mark.parametrize("place", range(15))
+def test_errors(with_torch, alike, place):
+    """Errors are those of rounding alone, so the double arithmetic is right."""
+    row = small_errors(with_torch)[place]
+    least, most = (1e-4, 8e-4) if row.dtype == "float16" else (1e-3, 8e-3)
+    for peaky in (False, True):
+        row = dataclasses.replace(row, peaky=peaky)
+        measured, wrong = alike.outcome(row)
+        assert wrong == [] and measured["beyond"] == []
+        for of in row.results:
+            assert least < measured[f"ours_{of}_rms"] < most and measured[f"{of}_worst_ratio"] == 1, measured
+            assert measured[f"ours_{of}_worst"] < 0.1 and f"{row.peers[0]}_{of}_rms" in measured
+
+
+def test_peaky_inputs(with_torch):
+    """Queries are six times as large, also in their other forms, and keys the same."""
+    torch = with_torch.torch
+    for row in small_errors(with_torch):
+        pair = []
+        for peaky in (False, True):
+            torch.manual_seed(1)
+            pair.append(vars(dataclasses.replace(row, peaky=peaky).inputs(random.Random(1))))
+        for name in {"q", "codes", "k", "cache", "kv"} & set(pair[0]):
+            plain, other = (x[name].double() for x in pair)
+            near = dict(rtol=0.13, atol=0.01) if name == "codes" else dict(rtol=0.01, atol=0.01)
+            assert torch.allclose(plain * 6 if name in ("q", "codes") else plain, other, **near), (row, name)
+        for x in pair:
+            assert "batch" not in x or torch.equal(x["batch"][0].flatten(0, 1), x["q"])
+
+
+@pytest.mark.parametrize("place", range(15))
+@pytest.mark.parametrize("whose", ["ours", "peer"])
+def test_errors_that_are_planted(with_torch, alike, monkeypatch, place, whose):
+    """Moves an element of a measured result: beyond the rule, or, if it is far, its contestant loses its place."""
+    row = small_errors(with_torch)[place]
+    name, by = "ours" if whose == "ours" else row.peers[0], 0.2
+
+    def spoil(results):
+        result = results if row.results == ("output",) else results[-1]
+        result.flatten(0, -3)[-1, 0, 5] += by * result.float().square().mean().sqrt()
+
+    plant(monkeypatch, alike, (name, row.operation), spoil)
+    measured, wrong = alike.outcome(row)
+    of = row.results[-1]
+    assert wrong == [] and (f"{of}_worst" in measured["beyond"]) == (whose == "ours")
+    by = math.inf
+    measured, wrong = alike.outcome(row)
+    assert len(wrong) == 1 and wrong[0].startswith(
+        f"{name}: far from double arithmetic, rms of the error of {of} "
+    ), wrong
+    assert measured == {} if whose == "ours" else measured["lacks"] == [name]
+
+
+def test_errors_without(with_torch, alike, monkeypatch):
+    """A peer that is absent, that refuses a row, or whose result has another shape, loses its place."""
+    row = with_torch.MhaErrors(1, 40, 2, 2, 64, 64, True)
+    alike.absent = {"fa3": alike.present.pop("fa3")}
+    monkeypatch.setattr(alike.present["fa4"], "mha_forward", lambda x: x.unknown)
+    monkeypatch.setattr(alike.present["cudnn"], "mha_forward", lambda x: lambda: x.q[:3])
+    measured, wrong = alike.outcome(row)
+    assert [text.split(":")[0] for text in wrong] == ["fa3 is not there", "fa4 failed", "cudnn failed"]
+    assert measured["lacks"] == ["fa3", "fa4", "cudnn"] and "beyond" not in measured and "ours_output_rms" in measured
+    monkeypatch.setattr(with_torch.MhaErrors, "reference", lambda self, x: x.unknown)
+    measured, wrong = alike.outcome(row)
+    assert measured == {} and wrong[-1].startswith("double arithmetic failed: AttributeError")
+
+
+def test_time_of_errors(with_torch, alike, monkeypatch, tmp_path, capsys):
+    """Lines, summary, exit code and table of a group of errors, once without a peer."""
+    main, torch = sys.modules["sidebyside"], with_torch.torch
+    monkeypatch.setitem(main.GROUPS, "accuracy", small_errors(with_torch)[:4])
+    monkeypatch.setattr(main, "check_machine", lambda: None)
+    monkeypatch.setattr(main, "what_comes_before", lambda flush: None)
+    monkeypatch.setattr(torch, "set_default_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    for contestant in alike.present.values():
+        contestant.version = "1"
+    out = tmp_path / "out.jsonl"
+    arguments = ["time", str(out), "--peers", str(tmp_path), "--groups", "accuracy", "--seed", "5"]
+    for absent in ({}, {"fa3": "no file"}):
+        present = {name: one for name, one in alike.present.items() if name not in absent}
+        monkeypatch.setattr(main, "contestants_for", lambda rows, folder: (present, absent))
+        assert main.main(arguments) == len(absent)
+        assert "errors: 4 of 4 rows within" in capsys.readouterr().out
+        lines = [json.loads(line) for line in out.read_text().splitlines()][-4:]
+        assert [line["kind"] for line in lines] == ["dense_errors"] * 2 + ["dense_fp8_errors", "sparse_decode_errors"]
+        assert list(lines[0]["peers"]) == [name for name in ("flashmla", "fa3") if name not in absent]
+        assert "runs" not in lines[0] and lines[0]["seed"] == 5 and ("lacks" in lines[0]) == bool(absent)
+    assert main.main(["errors", str(out)]) == 0
+    assert "| dense decode | bf16 | 2." in capsys.readouterr().out
