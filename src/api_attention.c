@@ -344,13 +344,17 @@ static fmla_status prepare_mha_forward(struct call *c)
     struct key_source *keys = &p->keys[0];
     TRY(check_starts(&c->checked, "cu_seqlens_q", OF(mha_forward, cu_seqlens_q)));
     TRY(check_starts(&c->checked, "cu_seqlens_k", OF(mha_forward, cu_seqlens_k)));
+    TRY(check_used(&c->checked, OF(mha_forward, seqused_q)));
+    TRY(check_used(&c->checked, OF(mha_forward, seqused_k)));
     TRY(fill(c, &common, q, OF(mha_forward, attn_sink), out, lse));
     TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
     keys->kind = KEYS_PAGED;
+    p->ragged_q.used = OF(mha_forward, seqused_q)->data, p->ragged_k.used = OF(mha_forward, seqused_k)->data;
+    p->has_used = OF(mha_forward, seqused_q)->name || OF(mha_forward, seqused_k)->name;
     if (c->checked.flat) {
         p->b = size[DIM_splits] - 1;
-        p->ragged_q = (struct ragged){OF(mha_forward, cu_seqlens_q)->data, size[DIM_tokens_q]};
-        p->ragged_k = (struct ragged){OF(mha_forward, cu_seqlens_k)->data, size[DIM_tokens_k]};
+        p->ragged_q.starts = OF(mha_forward, cu_seqlens_q)->data, p->ragged_q.tokens = size[DIM_tokens_q];
+        p->ragged_k.starts = OF(mha_forward, cu_seqlens_k)->data, p->ragged_k.tokens = size[DIM_tokens_k];
         p->s_q = args->max_s_q && args->max_s_q < size[DIM_tokens_q] ? args->max_s_q : size[DIM_tokens_q];
         memmove(p->q_stride + 1, p->q_stride, sizeof p->q_stride - sizeof *p->q_stride);
         memmove(p->out_stride + 1, p->out_stride, sizeof p->out_stride - sizeof *p->out_stride);

@@ -43,8 +43,8 @@ static void fill(struct call *c)
         .d_qk = size[DIM_d_qk],
         .d_v = size[DIM_d_v],
         .is_ragged = flat,
-        .ragged_q = {OF(cu_seqlens_q)->data, size[DIM_tokens_q]},
-        .ragged_k = {OF(cu_seqlens_k)->data, size[DIM_tokens_k]},
+        .ragged_q = {OF(cu_seqlens_q)->data, size[DIM_tokens_q], OF(seqused_q)->data},
+        .ragged_k = {OF(cu_seqlens_k)->data, size[DIM_tokens_k], OF(seqused_k)->data},
         .element = OF(q)->element,
         .device = OF(q)->device,
         .q = view_of(c, OF(q)),
@@ -79,6 +79,8 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
     const char *op = c->checked.operation;
     TRY(check_starts(&c->checked, "cu_seqlens_q", OF(cu_seqlens_q)));
     TRY(check_starts(&c->checked, "cu_seqlens_k", OF(cu_seqlens_k)));
+    TRY(check_used(&c->checked, OF(seqused_q)));
+    TRY(check_used(&c->checked, OF(seqused_k)));
     fill(c);
     TRY(check_result_rules(op, OF(attn_sink), 0, c->args.log_base, &p->rules));
     if (OF(d_attn_sink)->name && !OF(attn_sink)->name)

@@ -65,6 +65,9 @@ fmla_status check_apart(const char *operation, const struct checked_tensor *outp
 fmla_status check_starts(const struct checked_call *call, const char *name,
                          const struct checked_tensor *starts);
 
+/* Checks that lengths in use, which may be absent, are as many as there are requests with starts. */
+fmla_status check_used(const struct checked_call *call, const struct checked_tensor *used);
+
 /* Sets *scale to the caller's softmax scale, or to the default if `given` is 0. */
 fmla_status check_scale(const char *operation, float given, int64_t d_qk, float *scale);
 

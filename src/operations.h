@@ -43,7 +43,7 @@ enum {
     IS_SECOND = 1 << 15    /* a cache whose format is in the MEMBER_SECOND_FORMAT option */
 };
 
-enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 14 };
+enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 16 };
 
 enum dimension {
     DIM__,

@@ -37,11 +37,13 @@ enum key_kind {
     KEYS_LISTED /* by a list of slots per token, in which an entry may name no key */
 };
 
-/* Requests packed one after the other in one dimension of tokens. */
+/* The tokens, or the keys, of dense MHA's requests. Ragged ones are packed one after the other in one dimension. */
 struct ragged {
-    /* [b + 1]: the start of each request, then the end of the last. NULL: all requests have one length. */
+    /* [b + 1]: the start of each request, then the end of the last. NULL: all requests have one extent. */
     const int32_t *starts;
-    int64_t tokens; /* of all requests */
+    int64_t tokens; /* of all ragged requests */
+    /* [b]: how many of a request's are in use, the first ones; what follows is padding. NULL: all. */
+    const int32_t *used;
 };
 
 /* Returns starts[request] clamped to [before, tokens]; `before` bounds it by the preceding requests. */
@@ -51,21 +53,35 @@ static inline int64_t ragged_start(const struct ragged *ragged, int64_t request,
     return start < before ? before : start > ragged->tokens ? ragged->tokens : start;
 }
 
-/* The tokens and keys of a request. In ragged batches first_token and first_key are their offsets among those
- * of all requests, else 0. */
+/* Returns how many of a request's tokens, or keys, are in use; `extent`: all that it has. */
+static inline int64_t ragged_used(const struct ragged *ragged, int64_t request, int64_t extent)
+{
+    const int64_t used = ragged->used ? ragged->used[request] : extent;
+    return used < 0 ? 0 : used > extent ? extent : used;
+}
+
+/* The tokens and keys of a request that are in use. In ragged batches first_token and first_key are their offsets
+ * among those of all requests, else 0. Padding follows them. */
 struct span {
     int64_t first_token, tokens, first_key, keys;
+    int64_t padding_tokens, padding_keys;
 };
 
-/* Returns the span of a ragged request. `before` is the span of the preceding request, all zero for the
- * first. */
-static inline struct span ragged_span(const struct ragged *q, const struct ragged *k, int64_t request,
-                                      const struct span *before)
+/* Returns the span of a request; s_q and s_k are its extents where requests are not ragged. `before` is the span of
+ * the preceding request, all zero for the first. */
+static inline struct span span_of(const struct ragged *q, const struct ragged *k, int64_t s_q, int64_t s_k,
+                                  int64_t request, const struct span *before)
 {
-    struct span s = {.first_token = ragged_start(q, request, before->first_token + before->tokens),
-                     .first_key = ragged_start(k, request, before->first_key + before->keys)};
-    s.tokens = ragged_start(q, request + 1, s.first_token) - s.first_token;
-    s.keys = ragged_start(k, request + 1, s.first_key) - s.first_key;
+    struct span s = {0};
+    if (q->starts) {
+        s.first_token =
+            ragged_start(q, request, before->first_token + before->tokens + before->padding_tokens);
+        s.first_key = ragged_start(k, request, before->first_key + before->keys + before->padding_keys);
+        s_q = ragged_start(q, request + 1, s.first_token) - s.first_token;
+        s_k = ragged_start(k, request + 1, s.first_key) - s.first_key;
+    }
+    s.tokens = ragged_used(q, request, s_q), s.padding_tokens = s_q - s.tokens;
+    s.keys = ragged_used(k, request, s_k), s.padding_keys = s_k - s.keys;
     return s;
 }
 
@@ -104,6 +120,7 @@ struct attention_problem {
     enum operation operation;
     int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* ragged requests: s_q is the caller's upper bound */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
+    bool has_used;                        /* one of them has `used`; also in a query, which has no data */
     enum element element;                 /* of q and out; BF16 if q has codes */
     enum kv_format format;                /* of keys[0] */
     const float *kv_scale;                /* pointer to the scale of an FP8_576 cache; NULL: the scale is 1 */
@@ -188,7 +205,7 @@ struct backward_problem {
     int64_t b, s_q, s_k; /* ragged requests: s_q and s_k are the caller's upper bounds */
     int64_t h_q, h_kv, d_qk, d_v;
     bool is_ragged;
-    struct ragged ragged_q, ragged_k; /* if is_ragged */
+    struct ragged ragged_q, ragged_k; /* with starts if is_ragged */
     enum element element;             /* of every tensor but those of lse and of the sink */
     fmla_device device;
     struct token_view q, k, v, out, dout;  /* read */
@@ -216,12 +233,10 @@ static inline int64_t backward_keys(const struct backward_problem *p)
     return p->is_ragged ? p->ragged_k.tokens : p->b * p->s_k;
 }
 
-/* Returns the span of a request, ragged or not. */
 static inline struct span backward_span(const struct backward_problem *p, int64_t request,
                                         const struct span *before)
 {
-    if (!p->is_ragged) return (struct span){.tokens = p->s_q, .keys = p->s_k};
-    return ragged_span(&p->ragged_q, &p->ragged_k, request, before);
+    return span_of(&p->ragged_q, &p->ragged_k, p->s_q, p->s_k, request, before);
 }
 
 /* ---- The other families ---------------------------------------------------------------------- */

@@ -673,8 +673,8 @@ typedef struct fmla_mha_forward_args {
     const fmla_tensor *out;
     /* [b, h_q, s_q] or [h_q, tokens] fp32, the layout of fmla_merge; written. NULL = not wanted. */
     const fmla_tensor *lse;
-    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. The results of
-     * a longer request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys that are in use, below 2^31; 0 = not known. The
+     * results of a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_forward_workspace_size bytes on the device of q */
@@ -695,6 +695,11 @@ typedef struct fmla_mha_forward_args {
      * than 2^24 query rows times splits is not split. */
     int32_t num_splits;
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
+    /* [b] int32 or NULL: only the first seqused_q[r] tokens of request r count, clamped to [0, those that it has]; causal
+     * is aligned to them. What follows them is padding, which may hold anything: there out becomes 0, and lse that
+     * of a row without keys. */
+    const fmla_tensor *seqused_q;
+    const fmla_tensor *seqused_k; /* the same of keys, independently; padding is not read */
 } fmla_mha_forward_args;
 
 /* Returns the workspace of fmla_mha_forward for these arguments, in bytes, and its alignment; either may be
@@ -746,8 +751,8 @@ typedef struct fmla_mha_backward_args {
     const fmla_tensor *dq; /* of q */
     const fmla_tensor *dk; /* of k */
     const fmla_tensor *dv; /* of v */
-    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. The results of
-     * a longer request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys that are in use, below 2^31; 0 = not known. The
+     * results of a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_backward_workspace_size bytes on the device of q */
@@ -764,12 +769,15 @@ typedef struct fmla_mha_backward_args {
     const fmla_tensor *dlse;
     /* The gradient of attn_sink, [h_q] fp32; written. NULL = not wanted. */
     const fmla_tensor *d_attn_sink;
+    /* As in the forward call. Padding has gradients 0, which are written, and may hold anything. */
+    const fmla_tensor *seqused_q;
+    const fmla_tensor *seqused_k;
 } fmla_mha_backward_args;
 
 /* Returns the workspace of fmla_mha_backward for these arguments, in bytes, and its alignment; either may be
  * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with
  * b, s_q, s_k and h_q, and linearly with tokens: on the CPU it is 8 bytes per row, 4 bytes per 64 rows of a head,
- * 40 bytes per request, and scratch per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, with causal and
+ * 56 bytes per request, and scratch per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, with causal and
  * h_q above h_kv also 4 · (d_qk + d_v) bytes per key of whole blocks and key head, and little more.
  * Errors: as fmla_mha_backward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,

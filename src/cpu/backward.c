@@ -7,8 +7,8 @@
  * meets, so a result is one sum in one order, whatever thread runs it and whatever other requests are in the
  * batch. Scores and dP are therefore computed twice: seven products where one sweep would take five. One
  * sweep would add to dq from all tiles of keys, which requires either an order among them, and so threads
- * that wait, or several copies of dq. Separate loops write zero gradients for the tokens and keys of no
- * request.
+ * that wait, or several copies of dq. Separate loops write zero gradients for padding, and for the tokens and
+ * keys of no request.
  *
  * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | gradients of sinks, [blocks of tokens][h_q] fp32 |
  *             spans of requests | one scratch per worker
@@ -122,7 +122,8 @@ static void run_token(const struct work *w, int64_t t, float *dsinks)
     const int64_t group = backward_group(p), token = p->is_ragged ? t : t % p->s_q,
                   number = p->is_ragged ? request_at(w, t) : t / p->s_q, request = p->is_ragged ? 0 : number;
     const struct span *const span = number < p->b ? &w->spans[number].span : NULL;
-    const bool sees = span && token - span->first_token >= first_seeing(p, span);
+    const int64_t of_request = span ? token - span->first_token : 0;
+    const bool sees = span && of_request >= first_seeing(p, span) && of_request < span->tokens;
     for (int64_t h = 0; h < p->h_q; h++) {
         const int64_t row = (h / group * w->tokens + t) * group + h % group;
         struct row_numbers numbers = {INFINITY, 0.0f, 0.0f};
@@ -162,7 +163,42 @@ static void write_dsinks(const struct work *w)
     }
 }
 
-/* ---- Tokens and keys of no request ----------------------------------------------------------- */
+/* ---- Tokens and keys that do not count ------------------------------------------------------- */
+
+static void clear(const struct token_view *view, int64_t request, int64_t token, int64_t heads, int64_t width)
+{
+    for (int64_t h = 0; h < heads; h++)
+        memset(view->data + request * view->request + token * view->token + h * view->head, 0,
+               (size_t)width * sizeof(uint16_t));
+}
+
+/* Clears the gradients of a request's padding. */
+static void run_padding(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const struct backward_problem *p = w->problem;
+    const struct span *span = &w->spans[index].span;
+    const int64_t request = p->is_ragged ? 0 : index, token = span->first_token + span->tokens,
+                  key = span->first_key + span->keys;
+    (void)worker;
+    for (int64_t i = 0; i < span->padding_tokens; i++) clear(&p->dq, request, token + i, p->h_q, p->d_qk);
+    for (int64_t i = 0; i < span->padding_keys; i++) {
+        clear(&p->dk, request, key + i, p->h_kv, p->d_qk);
+        clear(&p->dv, request, key + i, p->h_kv, p->d_v);
+    }
+}
+
+static void clear_padding(struct work *w)
+{
+    const struct backward_problem *p = w->problem;
+    double values = 0;
+    for (int64_t r = 0; r < p->b; r++) {
+        const struct span *span = &w->spans[r].span;
+        values += (double)span->padding_tokens * (double)(p->h_q * p->d_qk) +
+                  (double)span->padding_keys * (double)(p->h_kv * (p->d_qk + p->d_v));
+    }
+    threads_run(&w->pool, p->b, cost_of_moving(2.0 * values), run_padding, w);
+}
 
 /* The `count` tokens, or keys, of a gradient that lie outside of [first, end). */
 struct outside {
@@ -178,11 +214,7 @@ static void run_outside(void *data, int64_t index, int32_t worker)
                   to = from + TOKENS_OF_ITEM < o->count ? from + TOKENS_OF_ITEM : o->count;
     (void)worker;
     for (int64_t i = from; i < to; i++)
-        for (int64_t h = 0; h < o->heads; h++) {
-            const int64_t token = i < o->first ? i : i - o->first + o->end;
-            memset(o->view->data + token * o->view->token + h * o->view->head, 0,
-                   (size_t)o->width * sizeof(uint16_t));
-        }
+        clear(o->view, 0, i < o->first ? i : i - o->first + o->end, o->heads, o->width);
 }
 
 /* Clears the gradients that belong to no request. Ragged requests follow each other without gaps, so these
@@ -278,6 +310,7 @@ fmla_status cpu_backward_run(const struct kernel_driver *driver, union problem p
     w.dsinks = (float *)(void *)(w.workspace + w.sinks_offset);
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = find_spans(&w, &cost);
+    if (p->ragged_q.used || p->ragged_k.used) clear_padding(&w);
     threads_run(&w.pool, items_of(w.tokens), cost_of_moving(4.0 * (double)w.rows * (double)p->d_v), run_rows,
                 &w);
     write_dsinks(&w);

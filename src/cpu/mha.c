@@ -98,12 +98,11 @@ static int64_t tiles_of_request(const struct work *w, const struct span *span)
 static double find_spans(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
-    struct span span = {.tokens = p->s_q, .keys = p->keys[0].capacity};
+    struct span span = {0};
     int64_t tiles = 0;
     double cost = 0;
-    if (p->ragged_q.starts) span = (struct span){0};
     for (int64_t r = 0; r < p->b; r++) {
-        if (p->ragged_q.starts) span = ragged_span(&p->ragged_q, &p->ragged_k, r, &span);
+        span = span_of(&p->ragged_q, &p->ragged_k, p->s_q, p->keys[0].capacity, r, &span);
         w->spans[r] = (struct cpu_span){span, tiles};
         tiles += tiles_of_request(w, &span);
         cost += cost_of_attention((double)span.tokens * (double)p->h_q, (double)span.keys, p->d_qk, p->d_v);
@@ -286,13 +285,36 @@ static void join_splits(void *data, int64_t index, int32_t worker)
     write_joined(w, &joined, &item.tile);
 }
 
+/* Writes the results of a request's padding, those of rows without keys. */
+static void run_padding(void *data, int64_t request, int32_t worker)
+{
+    const struct work *w = data;
+    const struct attention_problem *p = w->call.problem;
+    const struct span *span = &w->spans[request].span;
+    const int64_t first = span->first_token + span->tokens;
+    (void)worker;
+    for (int64_t token = first; token < first + span->padding_tokens; token++)
+        for (int64_t h = 0; h < p->h_q; h++) {
+            memset(p->out + request * p->out_stride[0] + token * p->out_stride[1] + h * p->out_stride[2], 0,
+                   (size_t)p->d_v * sizeof *p->out);
+            if (p->lse)
+                p->lse[request * p->lse_stride[0] + h * p->lse_stride[1] + token] = p->rules.lse_of_empty;
+        }
+}
+
 void cpu_mha_run(const struct work *work)
 {
     struct work w = *work;
-    const int64_t b = w.call.problem->b;
+    const struct attention_problem *p = w.call.problem;
+    const int64_t b = p->b;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     w.first_rows = (int64_t *)(void *)(w.workspace + w.first_rows_offset);
     const double cost = find_spans(&w);
+    if (p->ragged_q.used) {
+        double rows = 0;
+        for (int64_t r = 0; r < b; r++) rows += (double)w.spans[r].span.padding_tokens * (double)p->h_q;
+        threads_run(&w.pool, b, cost_of_moving(rows * (double)p->d_v * sizeof *p->out), run_padding, &w);
+    }
     const int64_t tiles = w.spans[b].first_item, rows = rows_of_parts(&w);
     if (!rows || rows > w.part_rows || tiles >= TILES_A_WORKER * (int64_t)w.pool.workers) {
         threads_run(&w.pool, tiles, cost, run_tile, &w);
@@ -301,6 +323,6 @@ void cpu_mha_run(const struct work *work)
     split_items(&w);
     const int64_t items = w.spans[b].first_item;
     threads_run(&w.pool, items, cost, run_split, &w);
-    threads_run(&w.pool, items, cost_of_moving((double)rows * (double)w.call.problem->d_v * sizeof(float)),
-                join_splits, &w);
+    threads_run(&w.pool, items, cost_of_moving((double)rows * (double)p->d_v * sizeof(float)), join_splits,
+                &w);
 }

@@ -101,6 +101,7 @@ static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_
     if (work->split.makes_plan) status = launch_plan(scope, p, work);
     if (!status) status = attention->launch(scope, p, work);
     if (!status && work->split.join == JOIN_BY_LAUNCH) status = cuda_launch_join(scope, p, work);
+    if (!status && p->ragged_q.used) status = cuda_mha_forward_padding(scope, p);
     return status;
 }
 

@@ -181,6 +181,14 @@ fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_
  * workspace. `even_splits` is 0 if the lists are not split. */
 fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *work);
 
+/* Writes the results of padding, by a launch of its own where lengths in use are given. The first returns the parameters
+ * of a side, tokens or keys, without results; the second completes and launches them. */
+struct mha_padding_params cuda_mha_padding(const struct ragged *side, int64_t b, int64_t extent,
+                                           int64_t heads);
+fmla_status cuda_mha_write_padding(enum operation operation, const struct cuda_scope *scope,
+                                   struct mha_padding_params *params, void *stream);
+fmla_status cuda_mha_forward_padding(const struct cuda_scope *scope, const struct attention_problem *p);
+
 struct mha_forward_params cuda_mha_params(const struct attention_problem *p);
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *work);
 

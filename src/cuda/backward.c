@@ -2,6 +2,7 @@
 #include "backward.h"
 
 #include "attention.h"
+#include "backward_tiles.h"
 #include "sm80/mha_backward/choice.h"
 #include "sm90/mha_backward/choice.h"
 
@@ -27,6 +28,8 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
         .starts_k = ragged ? p->ragged_k.starts : NULL,
         .tokens_q = (int32_t)p->ragged_q.tokens,
         .tokens_k = (int32_t)p->ragged_k.tokens,
+        .used_q = p->ragged_q.used,
+        .used_k = p->ragged_k.used,
         .causal = p->causal,
         .scale = p->scale,
         .scale_log2 = cuda_scale_log2(p->scale),
@@ -61,6 +64,19 @@ fmla_status cuda_backward_add_dsinks(const struct cuda_scope *scope, const struc
     };
     return p->d_attn_sink ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
                           : FMLA_OK;
+}
+
+static fmla_status write_padding(const struct cuda_scope *scope, const struct backward_problem *p)
+{
+    struct mha_padding_params of_q = cuda_mha_padding(&p->ragged_q, p->b, p->s_q, p->h_q),
+                              of_k = cuda_mha_padding(&p->ragged_k, p->b, p->s_k, p->h_kv);
+    of_q.to[0] = vectors_of(&p->dq), of_q.width[0] = (int32_t)p->d_qk;
+    of_q.aligned = backward_rows_aligned(p, &p->dq, false);
+    of_k.to[0] = vectors_of(&p->dk), of_k.width[0] = (int32_t)p->d_qk;
+    of_k.to[1] = vectors_of(&p->dv), of_k.width[1] = (int32_t)p->d_v;
+    of_k.aligned = backward_rows_aligned(p, &p->dk, true) && backward_rows_aligned(p, &p->dv, true);
+    const fmla_status status = cuda_mha_write_padding(OP_MHA_BACKWARD, scope, &of_q, p->stream);
+    return status ? status : cuda_mha_write_padding(OP_MHA_BACKWARD, scope, &of_k, p->stream);
 }
 
 const char *cuda_backward_refuses(const struct kernel_driver *driver, union problem problem,
@@ -101,6 +117,7 @@ fmla_status cuda_backward_run(const struct kernel_driver *driver, union problem 
     fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
     if (status) return status;
     status = gradients->launch(&scope, p);
+    if (!status) status = write_padding(&scope, p);
     cuda_leave(&scope);
     return status;
 }

@@ -30,6 +30,8 @@ struct mha_forward_params cuda_mha_params(const struct attention_problem *p)
         .starts_k = p->ragged_k.starts,
         .tokens_q = (int32_t)p->ragged_q.tokens,
         .tokens_k = (int32_t)p->ragged_k.tokens,
+        .used_q = p->ragged_q.used,
+        .used_k = p->ragged_k.used,
         .causal = p->causal,
         .scale = p->scale,
         .scale_log2 = cuda_scale_log2(p->scale),
@@ -41,6 +43,46 @@ struct mha_forward_params cuda_mha_params(const struct attention_problem *p)
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
     strides_of(&keys->k, params.k_stride), strides_of(&keys->v, params.v_stride);
     return params;
+}
+
+struct mha_padding_params cuda_mha_padding(const struct ragged *side, int64_t b, int64_t extent,
+                                           int64_t heads)
+{
+    return (struct mha_padding_params){
+        .b = (int32_t)b,
+        .starts = side->starts,
+        .used = side->used,
+        .extent = (int32_t)extent,
+        .tokens = (int32_t)side->tokens,
+        .heads = (int32_t)heads,
+    };
+}
+
+fmla_status cuda_mha_write_padding(enum operation operation, const struct cuda_scope *scope,
+                                   struct mha_padding_params *params, void *stream)
+{
+    enum { BLOCKS_OF_SM = 8 };
+    params->slices = (int32_t)cuda_ceil_div(BLOCKS_OF_SM * scope->device->sms, params->b ? params->b : 1);
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_MHA_PADDING}),
+        .blocks = (int64_t)params->b * params->slices,
+        .stream = stream,
+    };
+    return params->used && params->b
+               ? cuda_launch(operation_name(operation), scope, &launch, (void *[]){params})
+               : FMLA_OK;
+}
+
+fmla_status cuda_mha_forward_padding(const struct cuda_scope *scope, const struct attention_problem *p)
+{
+    const int64_t shape[] = {p->b, p->s_q, p->h_q};
+    struct mha_padding_params params = cuda_mha_padding(&p->ragged_q, p->b, p->s_q, p->h_q);
+    params.to[0] = (struct mha_vectors){p->out, p->out_stride[0], p->out_stride[1], p->out_stride[2]};
+    params.width[0] = (int32_t)p->d_v;
+    params.aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, sizeof(float[4]));
+    params.lse = p->lse, params.lse_of_empty = p->rules.lse_of_empty;
+    memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
+    return cuda_mha_write_padding(p->operation, scope, &params, p->stream);
 }
 
 /* Hopper's kernel counts the taken tiles in the workspace, and has the parts of splits there. */

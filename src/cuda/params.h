@@ -278,7 +278,8 @@ struct mha_forward_params {
     int32_t s_q, s_k; /* of each request, if not ragged */
     /* [b + 1]: the first token of each ragged request, as the caller gives it; NULL: not ragged. */
     const int32_t *starts_q, *starts_k;
-    int32_t tokens_q, tokens_k; /* of all ragged requests */
+    int32_t tokens_q, tokens_k;     /* of all ragged requests */
+    const int32_t *used_q, *used_k; /* [b]: lengths in use (device/used.cuh); NULL: all are */
     int32_t causal;
     float scale, scale_log2; /* softmax_scale; softmax_scale · log2(e) */
     const uint16_t *q, *k, *v;
@@ -334,6 +335,23 @@ struct mha_vectors {
     int64_t request, token, head;
 };
 
+/* The padding of one side of dense MHA, tokens or keys (any/mha_padding.cu). */
+enum { MHA_PADDED = 2 };
+struct mha_padding_params {
+    int32_t b, slices;     /* slices: CTAs of a request */
+    const int32_t *starts; /* as in mha_forward_params */
+    const int32_t *used;
+    int32_t extent; /* of each request, if not ragged */
+    int32_t tokens; /* of all ragged requests */
+    int32_t heads, aligned;
+    struct mha_vectors to[MHA_PADDED]; /* data NULL: none */
+    int32_t width[MHA_PADDED];
+    float *lse;            /* NULL: none */
+    int64_t lse_stride[2]; /* request, head */
+    float lse_of_empty;
+    int32_t gap;
+};
+
 /* The gradients of dense MHA. Tokens of ragged requests are stored one after the other, like those of a
  * single request. */
 struct mha_backward_params {
@@ -342,7 +360,8 @@ struct mha_backward_params {
     int32_t s_q, s_k; /* of each request, if not ragged */
     /* [b + 1]: the first token of each ragged request, as the caller gives it; NULL: not ragged. */
     const int32_t *starts_q, *starts_k;
-    int32_t tokens_q, tokens_k; /* of all ragged requests */
+    int32_t tokens_q, tokens_k;     /* of all ragged requests */
+    const int32_t *used_q, *used_k; /* [b]: lengths in use (device/used.cuh); NULL: all are */
     int32_t causal;
     float scale, scale_log2; /* softmax_scale; softmax_scale · log2(e) */
     float lse_log2;          /* factor that converts lse to base 2 */
@@ -377,6 +396,7 @@ struct mha_backward_sm90_params {
     uint32_t *taken;       /* items taken, in any order, besides the first item of each CTA */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;
+    int32_t clears;  /* others' data, or padding, may follow a request's last token or key */
     uint32_t *added; /* [h_q][row_tiles][dq_producers]: key blocks that have added (dq.cuh) */
 };
 

@@ -55,10 +55,10 @@ static struct memory memory_of(const struct attention_problem *p)
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* A request and its tokens. For ragged requests first_token, first_key and last_key (exclusive) index the
- * packed tensors. */
+/* A request; dense MHA's are spans. */
 struct request {
-    int64_t index, tokens, first_token, first_key, last_key;
+    int64_t index, tokens;
+    struct span span; /* else zero */
 };
 
 /* Rows that see the same keys. */
@@ -80,7 +80,7 @@ static int64_t seen_of(const struct attention_problem *p, const struct key_sourc
                        const struct rows *rows)
 {
     const struct request *r = &rows->request;
-    const int64_t count = p->ragged_k.starts ? r->last_key - r->first_key : entries_of(source, r->index);
+    const int64_t count = p->operation == OP_MHA_FORWARD ? r->span.keys : entries_of(source, r->index);
     return p->causal ? count - r->tokens + rows->token + 1 : count;
 }
 
@@ -91,7 +91,7 @@ static bool find(const struct key_source *source, const struct rows *rows, int64
     const int64_t *stride = source->table_stride, row = rows->request.index * stride[0];
     if (source->kind == KEYS_PAGED) {
         *page = source->table ? source->table[row + t / source->page_size] : rows->request.index;
-        *slot = rows->request.first_key + t % source->page_size;
+        *slot = rows->request.span.first_key + t % source->page_size;
         return true;
     }
     const int64_t index = source->table[row + rows->token * stride[1] + rows->key_head * stride[2] + t];
@@ -182,7 +182,7 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
     const double lse = (most == -INFINITY ? 0.0 : most) + log(total); /* natural */
     double factor = 1.0;
     if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));
-    const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;
+    const int64_t request = rows->request.index, token = rows->request.span.first_token + rows->token;
     uint16_t *out = p->out + request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
     for (int64_t d = 0; d < p->d_v; d++)
         ref_store(out, p->element, d, empty ? 0.0f : (float)(sum[d] / total * factor));
@@ -197,7 +197,7 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
 /* Loads the query of a head, [d_qk]; with FP8 products, the bf16 values of its codes. */
 static void load_query(const struct attention_problem *p, const struct rows *rows, int64_t head, double *to)
 {
-    const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;
+    const int64_t request = rows->request.index, token = rows->request.span.first_token + rows->token;
     if (p->products == FMLA_PRODUCTS_FP8) {
         uint16_t values[QUANTISED_WIDTH];
         attention_quantise(p, request, token, head, values);
@@ -255,17 +255,16 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
     }
     struct rows rows = {.request.tokens = p->s_q, .count = p->h_q / p->h_kv};
     struct request *request = &rows.request;
-    int64_t next_token = 0;
     for (; request->index < p->b; request->index++) {
-        if (p->ragged_q.starts) {
-            request->first_token = ragged_start(&p->ragged_q, request->index, next_token);
-            next_token = ragged_start(&p->ragged_q, request->index + 1, request->first_token);
-            request->tokens = next_token - request->first_token;
-            request->first_key = ragged_start(&p->ragged_k, request->index, request->last_key);
-            request->last_key = ragged_start(&p->ragged_k, request->index + 1, request->first_key);
+        if (p->operation == OP_MHA_FORWARD) {
+            request->span =
+                span_of(&p->ragged_q, &p->ragged_k, p->s_q, p->capacity, request->index, &request->span);
+            request->tokens = request->span.tokens;
         }
         for (rows.token = 0; rows.token < request->tokens; rows.token++)
             for (rows.key_head = 0; rows.key_head < p->h_kv; rows.key_head++) attend(p, &rows, &m);
+        for (; rows.token < request->tokens + request->span.padding_tokens; rows.token++)
+            for (int64_t head = 0; head < p->h_q; head++) write_row(p, &rows, head, NULL, -INFINITY, 0.0);
     }
     return FMLA_OK;
 }

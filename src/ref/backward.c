@@ -7,7 +7,7 @@
  *   dsink = -Σ_rows delta / (1 + exp(lse - sink))
  *
  * over the rows of all query heads that read the key head, dsink of each head. Sums are in double and rounded
- * once. The gradients of tokens and keys of no request are 0.
+ * once. The gradients of padding, and of tokens and keys of no request, are 0.
  */
 #include "ref.h"
 
@@ -134,12 +134,21 @@ static void run_key_head(const struct backward_problem *p, const struct memory *
     }
 }
 
-/* Writes zeros to all heads of the tokens, or keys, of ragged requests. */
-static void clear(const struct token_view *view, int64_t tokens, int64_t heads, int64_t width)
+/* Writes zeros to all heads of `tokens` tokens, or keys, from `first` on. */
+static void clear(const struct token_view *view, int64_t request, int64_t first, int64_t tokens,
+                  int64_t heads, int64_t width)
 {
-    for (int64_t token = 0; token < tokens; token++)
+    for (int64_t token = first; token < first + tokens; token++)
         for (int64_t h = 0; h < heads; h++)
-            memset(vector_of(view, 0, token, h), 0, (size_t)width * sizeof(uint16_t));
+            memset(vector_of(view, request, token, h), 0, (size_t)width * sizeof(uint16_t));
+}
+
+static void clear_padding(const struct backward_problem *p, int64_t request, const struct span *span)
+{
+    const int64_t token = span->first_token + span->tokens, key = span->first_key + span->keys;
+    clear(&p->dq, request, token, span->padding_tokens, p->h_q, p->d_qk);
+    clear(&p->dk, request, key, span->padding_keys, p->h_kv, p->d_qk);
+    clear(&p->dv, request, key, span->padding_keys, p->h_kv, p->d_v);
 }
 
 static fmla_status run(const struct kernel_driver *driver, union problem problem,
@@ -150,15 +159,16 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
     struct span span = {0};
     (void)driver, (void)prepared;
     if (p->is_ragged) { /* tokens and keys of requests are overwritten below */
-        clear(&p->dq, p->ragged_q.tokens, p->h_q, p->d_qk);
-        clear(&p->dk, p->ragged_k.tokens, p->h_kv, p->d_qk);
-        clear(&p->dv, p->ragged_k.tokens, p->h_kv, p->d_v);
+        clear(&p->dq, 0, 0, p->ragged_q.tokens, p->h_q, p->d_qk);
+        clear(&p->dk, 0, 0, p->ragged_k.tokens, p->h_kv, p->d_qk);
+        clear(&p->dv, 0, 0, p->ragged_k.tokens, p->h_kv, p->d_v);
     }
     memset(m.dsink, 0, (size_t)p->h_q * sizeof *m.dsink);
     for (int64_t request = 0; request < p->b; request++) {
         span = backward_span(p, request, &span);
         for (int64_t key_head = 0; key_head < p->h_kv; key_head++)
             run_key_head(p, &m, request, &span, key_head);
+        clear_padding(p, request, &span);
     }
     for (int64_t h = 0; p->d_attn_sink && h < p->h_q; h++) p->d_attn_sink[h] = (float)m.dsink[h];
     return FMLA_OK;

@@ -25,6 +25,7 @@
     X(H_INPUTS, "inputs: normal spiked steep nan_ends")                                                      \
     X(H_LSE, own)                                                                                            \
     X(H_SINK, "sink: none finite infinite high")                                                             \
+    X(H_USED, "used: all q k both") /* which have lengths in use, and so padding */                          \
     X(H_THREADS, "threads: built_in one own")
 enum { MHA_AXES(AXIS_NAME) H_AXES };
 

@@ -2,8 +2,8 @@
  *
  * Tests dense MHA, backward. The oracle computes the gradients of a row or key as a separate problem
  * without a mask: a row of dq over the keys that it sees, a key's dk and dv over the rows that see it.
- * Small cases are compared whole, large ones in chosen rows and keys. Gradients outside all requests must
- * be zero; inputs there are NaN.
+ * Small cases are compared whole, large ones in chosen rows and keys. Gradients of padding and
+ * outside all requests must be zero; inputs there are NaN.
  */
 #include "mha_case.h"
 
@@ -45,12 +45,26 @@ static void attend(struct test_case *c)
         forward->cu_seqlens_q = &c->tensor[MHA(cu_seqlens_q)].tensor,
         forward->cu_seqlens_k = &c->tensor[MHA(cu_seqlens_k)].tensor;
     if (case_names(c, c->op->sink)) forward->attn_sink = &c->tensor[c->op->sink].tensor;
+    if (case_names(c, GRADIENT(seqused_q))) forward->seqused_q = &c->tensor[GRADIENT(seqused_q)].tensor;
+    if (case_names(c, GRADIENT(seqused_k))) forward->seqused_k = &c->tensor[GRADIENT(seqused_k)].tensor;
     forward->out = &c->tensor[MHA(out)].tensor, forward->lse = &c->tensor[MHA(lse)].tensor;
     forward->causal = *causal, forward->log_base = *base, forward->lse_empty = (int32_t)c->v[H_EMPTY];
     forward->softmax_scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
     if (!call_on_host(&mha_forward, &args, -1)) return;
     fprintf(stderr, "checkattn: forward: %s\n", fmla_last_error());
     exit(1);
+}
+
+/* Makes out and lse of padding NaN. */
+static void poison_padding(struct test_case *c)
+{
+    for (int64_t r = 0; r < case_requests(c); r++)
+        for (int64_t j = mha_length(c, false, r); j < mha_extent(c, false, r); j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                const int64_t token = mha_begin(c, false, r) + j, request = c->flat ? 0 : r;
+                memset(case_row(c, MHA(out), request, token, h), 0xff, (size_t)c->d_v * sizeof(uint16_t));
+                *(float *)case_row(c, MHA(lse), request, token, h) = NAN;
+            }
 }
 
 /* Makes the gradient of lse: NaN where a row sees no key. */
@@ -79,6 +93,7 @@ static void make(struct test_case *c)
     case_tensor(c, GRADIENT(d_attn_sink), LAYOUT_CONTIGUOUS, c->v[H_SINK] != SINK_NONE);
     put_nan_queries(c);
     attend(c);
+    poison_padding(c);
     put_dlse(c);
     for (int64_t r = 0; r < case_requests(c); r++)
         for (int64_t i = 0; i < mha_length(c, false, r) * c->h_q; i++)
@@ -163,7 +178,7 @@ static fmla_status by_oracle(const struct test_case *c, const struct item *item,
         set_tensor(c->op, &view.args, FIRST + k, &results[k]);
     }
     fmla_mha_backward_args *args = &view.args.mha_backward;
-    args->cu_seqlens_q = args->cu_seqlens_k = NULL, args->causal = 0, args->kernel = "ref";
+    mha_whole(c, &view), args->causal = 0, args->kernel = "ref";
     return call_on_host(c->op, &view.args, -1);
 }
 
@@ -368,22 +383,29 @@ static void add_comparison(struct comparison *to, const struct comparison *from)
     to->most_refref = fmax(to->most_refref, from->most_refref);
 }
 
-/* Returns the next token or key from `token` on that is outside all requests; past the last one: none. */
-static int64_t next_outside(const struct test_case *c, bool of_keys, int64_t token)
+/* Returns true if every element of gradient k of the tokens, or keys, in [from, to) is 0. */
+static bool are_zeros(const struct test_case *c, int k, int64_t request, int64_t from, int64_t to)
 {
-    const int64_t *first = ((const struct mha_case *)c)->first[of_keys], end = first[case_requests(c)];
-    return token < first[0] || token >= end ? token : end;
+    const int64_t width = width_of(c, k);
+    bool zeros = true;
+    for (int64_t t = from; t < to; t++)
+        for (int64_t i = 0; i < heads_of(c, k) * width; i++)
+            zeros &= !(((uint16_t *)case_row(c, FIRST + k, request, t, i / width))[i % width] & 0x7fff);
+    return zeros;
 }
 
-/* Returns true if every element of vectors outside all requests is 0. */
+/* Returns true if every element of vectors outside all requests and of padding is 0. */
 static bool zeros_outside(const struct test_case *c)
 {
     bool zeros = true;
-    for (int k = 0; c->flat && k < GRADIENTS; k++) {
-        const int64_t tokens = k ? c->tokens_k : c->tokens_q, width = width_of(c, k);
-        for (int64_t t = next_outside(c, k, 0); t < tokens; t = next_outside(c, k, t + 1))
-            for (int64_t i = 0; i < heads_of(c, k) * width; i++)
-                zeros &= !(((uint16_t *)case_row(c, FIRST + k, 0, t, i / width))[i % width] & 0x7fff);
+    for (int k = 0; k < GRADIENTS; k++) {
+        const int64_t *first = ((const struct mha_case *)c)->first[k > 0], requests = case_requests(c);
+        for (int64_t r = 0; r < requests; r++)
+            zeros &= are_zeros(c, k, c->flat ? 0 : r, mha_begin(c, k, r) + mha_length(c, k, r),
+                               mha_begin(c, k, r) + mha_extent(c, k, r));
+        if (!c->flat) continue;
+        zeros &= are_zeros(c, k, 0, 0, first[0]);
+        zeros &= are_zeros(c, k, 0, first[requests], k ? c->tokens_k : c->tokens_q);
     }
     return zeros;
 }
@@ -444,7 +466,7 @@ static void compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
     for_rows(c->run, count, compare_item, all);
     c->tally->rows += count;
     if (oracle->refused) failed(c, "the oracle refused rows or keys");
-    if (!zeros_outside(c)) failed(c, "a gradient of a token of no request is not 0");
+    if (!zeros_outside(c)) failed(c, "a gradient of padding or of a token of no request is not 0");
     compare_sinks(c);
     for (int k = 0; k < GRADIENTS; k++) {
         struct comparison sum = {0};
@@ -492,13 +514,17 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
     return false;
 }
 
-/* Plants a defect in the last element of a gradient's vector outside all requests. */
+/* Plants a defect in the last element of a gradient's vector, of padding or outside all requests. */
 static bool plant_outside(struct test_case *c)
 {
     const int k = (int)(c->random.state % GRADIENTS);
-    const int64_t token = next_outside(c, k, 0);
-    if (!c->flat || token >= (k ? c->tokens_k : c->tokens_q)) return false;
-    ((uint16_t *)case_row(c, FIRST + k, 0, token, heads_of(c, k) - 1))[width_of(c, k) - 1] = 1;
+    const int64_t requests = case_requests(c), end = ((const struct mha_case *)c)->first[k > 0][requests];
+    int64_t r = 0, token = end;
+    while (r < requests && mha_length(c, k, r) == mha_extent(c, k, r)) r++;
+    if (r < requests) token = mha_begin(c, k, r) + mha_length(c, k, r);
+    if (r == requests && (!c->flat || end >= (k ? c->tokens_k : c->tokens_q))) return false;
+    uint16_t *vector = case_row(c, FIRST + k, c->flat ? 0 : r, token, heads_of(c, k) - 1);
+    vector[width_of(c, k) - 1] = 1;
     return true;
 }
 

@@ -86,6 +86,13 @@ void mha_choose(struct subject *op, const struct run *run)
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
+int mha_tensor(const struct test_case *c, const char *name)
+{
+    int i = 0;
+    while (strcmp(c->op->tensor[i]->name, name) != 0) i++;
+    return i;
+}
+
 /* Values are drawn once and copied from random offsets. */
 enum { DRAWN = 1 << 18 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
@@ -142,6 +149,30 @@ static void put_starts(struct test_case *c, int i, int64_t *first)
     }
 }
 
+/* Draws the lengths in use of queries, or keys: none, some and all of them, and values that are clamped. */
+static void put_used(struct test_case *c, int k)
+{
+    const int i = mha_tensor(c, k ? "seqused_k" : "seqused_q");
+    const int64_t b = c->b;
+    c->b = c->v[H_B]; /* also where the runner sees one request */
+    case_tensor(c, i, LAYOUT_CONTIGUOUS, true);
+    c->b = b;
+    for (int64_t r = 0; r < c->v[H_B]; r++) {
+        const int64_t all = mha_extent(c, k, r);
+        int64_t used = random_between(&c->random, 0, all);
+        switch (random_between(&c->random, 0, 7)) {
+        case 0: used = 0; break;
+        case 1: used = all; break;
+        case 2: used = random_between(&c->random, 0, 1) ? INT32_MAX : all + 1; break;
+        case 3: used = random_between(&c->random, 0, 1) ? INT32_MIN : -1; break;
+        default: break;
+        }
+        *(int32_t *)guarded_at(&c->tensor[i], r, 0, 0, 0) = (int32_t)used;
+        ((struct mha_case *)c)->used[k][r] = used < 0 ? 0 : used < all ? used : all;
+    }
+}
+
+/* Padding keeps the NaN that memory is filled with. */
 static void fill_request(struct test_case *c, int64_t r)
 {
     const int64_t length = mha_length(c, true, r), queries = mha_length(c, false, r);
@@ -186,7 +217,8 @@ void mha_make(struct test_case *c)
     c->dtype = v[H_DTYPE] ? dtype_fp16 : dtype_bf16, c->flat = v[H_REQUESTS] != REQUESTS_APART;
     c->s_q = shape[0], c->s_k = shape[1];
     for (int k = 0; k < 2; k++) {
-        m->first[k] = c->owned[k] = must_alloc(((size_t)v[H_B] + 1) * sizeof *m->first[k]);
+        m->first[k] = c->owned[k] = must_alloc((2 * (size_t)v[H_B] + 1) * sizeof *m->first[k]);
+        m->used[k] = m->first[k] + v[H_B] + 1;
         m->first[k][0] = draw_outside(c);
     }
     for (int k = 0; k < 2; k++) spread_starts(c, m->first[k], shape[k]);
@@ -198,6 +230,10 @@ void mha_make(struct test_case *c)
         const bool known = v[H_REQUESTS] == REQUESTS_RAGGED;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_q") = known ? shape[0] : 0;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_k") = known ? shape[1] : 0;
+    }
+    for (int k = 0; k < 2; k++) {
+        for (int64_t r = 0; r < v[H_B]; r++) m->used[k][r] = mha_extent(c, k, r);
+        if (v[H_USED] >> k & 1) put_used(c, k);
     }
     case_tensor(c, MHA(q), layout, true), case_tensor(c, MHA(k), layout, true);
     case_tensor(c, MHA(v), layout, true);
@@ -220,9 +256,16 @@ int64_t mha_request_of(const struct test_case *c, int64_t request, int64_t token
 int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     const int64_t r = mha_request_of(c, request, token), length = mha_length(c, true, r);
-    const int64_t seen = length - mha_length(c, false, r) + token - mha_begin(c, false, r) + 1;
+    const int64_t own = token - mha_begin(c, false, r), seen = length - mha_length(c, false, r) + own + 1;
     (void)head;
+    if (own >= mha_length(c, false, r)) return 0;
     return !c->v[H_CAUSAL] ? length : seen < 0 ? 0 : seen;
+}
+
+void mha_whole(const struct test_case *c, struct view *view)
+{
+    static const char *const names[] = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"};
+    for (int i = 0; i < 4; i++) set_tensor(c->op, &view->args, mha_tensor(c, names[i]), NULL);
 }
 
 void mha_set_apart(struct view *view, int i)

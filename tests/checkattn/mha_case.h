@@ -32,6 +32,7 @@ enum { H_DETERMINISTIC = H_LSE, H_DLSE = H_SPLITS }; /* axes of gradients */
 struct mha_case {
     struct test_case c;
     int64_t *first[2]; /* of queries, of keys; [requests + 1]: first token of each request among all tokens */
+    int64_t *used[2];  /* [requests]: how many of them are in use */
 };
 
 /* Returns true for kernels that refuse the same cases, and whose gradients depend on the order of CTAs. */
@@ -48,7 +49,10 @@ bool mha_leaves(const struct test_case *c, bool *must);
 
 void mha_draw(uint64_t seed);
 
-/* Makes sizes, starts, q, k and v, and the options that depend on them. */
+/* Returns the tensor of that name. */
+int mha_tensor(const struct test_case *c, const char *name);
+
+/* Makes sizes, starts, lengths in use, q, k and v, and the options that depend on them. */
 void mha_make(struct test_case *c);
 
 /* Makes a tensor of random values, `width` numbers for each head of all tokens, or of all keys, of each
@@ -59,8 +63,13 @@ void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, 
  * is more than 2^32 elements from the first. */
 void mha_spread(struct test_case *c);
 
-/* Return a request's number of tokens (of_keys: of keys), and where they begin in their dimension. */
+/* Return a request's number of tokens in use (of_keys: of keys), that with padding, and where they begin in their
+ * dimension. */
 static inline int64_t mha_length(const struct test_case *c, bool of_keys, int64_t request)
+{
+    return ((const struct mha_case *)c)->used[of_keys][request];
+}
+static inline int64_t mha_extent(const struct test_case *c, bool of_keys, int64_t request)
 {
     const int64_t *first = ((const struct mha_case *)c)->first[of_keys];
     return first[request + 1] - first[request];
@@ -70,9 +79,12 @@ static inline int64_t mha_begin(const struct test_case *c, bool of_keys, int64_t
     return c->flat ? ((const struct mha_case *)c)->first[of_keys][request] : 0;
 }
 
-/* Returns the request of a row, whose tokens all requests may share. */
+/* Return the request of a row, whose tokens all requests may share; the keys that a row sees: padding none. */
 int64_t mha_request_of(const struct test_case *c, int64_t request, int64_t token);
 int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
+
+/* Names no starts and no lengths in use in the arguments of a view. */
+void mha_whole(const struct test_case *c, struct view *view);
 
 /* Restores dimension b in a tensor of a view narrowed to one request. */
 void mha_set_apart(struct view *view, int i);
@@ -87,16 +99,18 @@ void mha_set_apart(struct view *view, int i);
     "b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",                       \
         "b 3, shape rows, heads 2_1, causal 1, layout far",                                                  \
         "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",                                 \
-        "b 3, shape rows, sizes 64_128, inputs spiked"
+        "b 3, shape rows, sizes 64_128, inputs spiked", "b 7, shape even, causal 1, used both",              \
+        "b 7, shape even, requests ragged, heads 32_4, sizes 128_128, used both"
 #define MHA_OWN_THREADS "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"
 #define MHA_BY_ORACLE                                                                                        \
-    "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",                                     \
-        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",                 \
+    "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd, used both",                          \
+        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped, used both",      \
         "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"
 #define MHA_GPU                                                                                              \
     .bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",             \
               "heads 16_1, sizes 64_64, requests cut"},                                                      \
-    .graph = "b 7, shape even, causal 1, layout padded", .threads = {"heads 32_4", "heads 16_1, shape rows"}
+    .graph = "b 7, shape even, causal 1, layout padded, used both",                                          \
+    .threads = {"heads 32_4", "heads 16_1, shape rows"}
 #define MHA_REPEATS "b 7, shape even, causal 1", "b 7, shape tall, inputs steep"
 
 #endif

@@ -34,7 +34,7 @@ static bool narrow(const struct test_case *c, const struct rows *rows, int64_t c
     if (change && (keys < 1 || keys > mha_length(c, true, r))) return false;
     for (int i = MHA(k); i <= MHA(v); i++) view_narrow(view, i, c->flat ? 0 : 1, mha_begin(c, true, r), keys);
     for (int i = MHA(q); c->flat && i <= MHA(v); i++) mha_set_apart(view, i);
-    args->cu_seqlens_q = args->cu_seqlens_k = NULL, args->causal = 0;
+    mha_whole(c, view), args->causal = 0;
     return true;
 }
 
@@ -56,7 +56,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone, in the same form; if requests are concatenated, it alone bounds the tokens. */
+/* A request alone, in the same form; if requests are concatenated, it alone bounds the tokens, without its padding. */
 static void part(struct test_case *c, int64_t r, struct part *p)
 {
     const int64_t keys = mha_length(c, true, r);
@@ -74,6 +74,7 @@ static void part(struct test_case *c, int64_t r, struct part *p)
     view->args.mha_forward.max_s_k = keys;
     for (int k = 0; k < 2; k++) {
         const int i = MHA(cu_seqlens_q) + k;
+        set_tensor(c->op, &view->args, mha_tensor(c, k ? "seqused_k" : "seqused_q"), NULL);
         p->own[k].bytes = 2 * sizeof(int32_t);
         int32_t *starts = p->own[k].memory = must_alloc(p->own[k].bytes);
         starts[0] = 0, starts[1] = (int32_t)(k ? keys : p->tokens);
@@ -86,8 +87,10 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     int64_t count = 0;
     if (all_are_compared(c, c->s_k)) return all_rows(c, rows, c->h_q / c->h_kv);
-    for (int64_t r = 0; r < case_requests(c) && count < CHOSEN_ROWS - DRAWN_ROWS - 1; r++) {
+    for (int64_t r = 0; r < case_requests(c) && count < CHOSEN_ROWS - DRAWN_ROWS - 2; r++) {
         const int64_t first = mha_begin(c, false, r), tokens = mha_length(c, false, r);
+        if (tokens < mha_extent(c, false, r))
+            rows[count++] = (struct rows){c->flat ? 0 : r, first + tokens, r % c->h_q, 1, 1};
         if (!tokens) continue;
         rows[count++] = (struct rows){c->flat ? 0 : r, first, r % c->h_q, 1, 1};
         rows[count++] = (struct rows){c->flat ? 0 : r, first + tokens - 1, c->h_q - 1 - r % c->h_q, 1, 1};

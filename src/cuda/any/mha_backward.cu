@@ -4,7 +4,7 @@
  * warp takes a row of dq, or a key of dk and dv, and adds in a fixed order, so that all three have the same
  * bits in every run. The warp computes the weight P and dS = P (dout·v - delta) = P (dout·(v - out)) of 32
  * keys or rows together, one key or row after the other; each lane keeps those of one. Then it adds their
- * vectors. The warp of a token or key that belongs to no request writes zeros. device/backward_rows.cuh says how
+ * vectors. The warp of a token or key that is padding or belongs to no request writes zeros. device/backward_rows.cuh says how
  * the sink and the gradient of lse enter.
  *
  * The gradient of the sink: a CTA a head adds what the rows, or the tiles of rows of the kernels on tensor cores,
@@ -85,11 +85,9 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     float *const of_dsink = p.of_dsink && lane == 0 ? p.of_dsink + head * tokens + at : NULL;
     RowRequest r;
     if (of_dsink) *of_dsink = 0.0f;
-    if (!p.starts_q)
-        r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
-    else if (!find_request<false>(p, (int)at, r))
-        return clear_vector(address_of(p.dq, 0, (int)at, head), p.d_qk);
-    const int token = p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q);
+    int token;
+    if (!find_request<false>(p, at, r, token))
+        return clear_vector(address_of(p.dq, r.number, token, head), p.d_qk);
     const RowNumbers numbers = row_numbers(p, r.number, token, head);
     const int visible = numbers.lse == INFINITY ? 0
                         : p.causal              ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
@@ -162,14 +160,12 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     const int key_head = (int)(row - at * p.h_kv);
     if (at >= keys) return; /* the whole warp */
     RowRequest r;
-    if (!p.starts_k)
-        r = {(int)(at / p.s_k), 0, p.s_q, 0, p.s_k};
-    else if (!find_request<true>(p, (int)at, r)) {
-        clear_vector(address_of(p.dk, 0, (int)at, key_head), p.d_qk);
-        clear_vector(address_of(p.dv, 0, (int)at, key_head), p.d_v);
+    int key;
+    if (!find_request<true>(p, at, r, key)) {
+        clear_vector(address_of(p.dk, r.number, key, key_head), p.d_qk);
+        clear_vector(address_of(p.dv, r.number, key, key_head), p.d_v);
         return;
     }
-    const int key = p.starts_k ? (int)at : (int)(at - (int64_t)r.number * p.s_k);
     /* With a causal mask, keys up to keys - tokens + j are visible to token j of the request. */
     const int first = p.causal ? max(0, key - r.key - (r.keys - r.tokens)) : 0;
     const Vector k = load_vector<Element>(address_of(p.k, r.number, key, key_head), p.d_qk),

@@ -21,11 +21,8 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
     const int head = (int)(row - at * p.h_q), key_head = head / p.group;
     if (at >= tokens) return; /* the whole warp */
     RowRequest r;
-    if (!p.starts_q)
-        r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
-    else if (!find_request<false>(p, (int)at, r))
-        return;
-    const RowCoord coord = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
+    RowCoord coord = {0, head};
+    if (!find_request<false>(p, at, r, coord.token)) return;
     const int visible = p.causal ? min(r.keys, r.keys - r.tokens + (coord.token - r.token) + 1) : r.keys;
 
     float q[MOST_OF_LANE], o[MOST_OF_LANE], most = -INFINITY, sum = 0.0f;
@@ -70,5 +67,5 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
     if (lane == 0) store_lse(p.output, r.number, coord, lse);
 }
 
-DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Bf16>(p))
-DEFINE_KERNEL(mha_forward_fp16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Fp16>(p))
+DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS, 3), mha_forward<Bf16>(p))
+DEFINE_KERNEL(mha_forward_fp16, mha_forward_params, (32 * MHA_WARPS, 3), mha_forward<Fp16>(p))

@@ -4,7 +4,8 @@
  * prefix sums: the tiles of ragged request r begin at start / size + r. That leaves room for its last,
  * partial tile, and sometimes leaves a number unused. Tokens before the first request and after the last one
  * form two more requests, numbered first and last: their rows see no key and their keys are seen by no row,
- * so their gradients are 0.
+ * so their gradients are 0. Where only the first tokens or keys of a request are in use, the others leave numbers
+ * unused.
  *
  *   size 64    before: 0 tokens     request 1: 100   2: 20          3: 64           after: 6
  *   begins at  0 / 64 + 0 = 0       0 / 64 + 1 = 1   100 / 64 + 2   120 / 64 + 3    184 / 64 + 4 = 6
@@ -15,15 +16,23 @@
 #include "../params.h"
 
 #include "divide.cuh"
+#include "used.cuh"
 #include "warp.cuh"
 
 struct Request {
     int index;
-    int token, tokens; /* its first token (0 if not ragged); its number of tokens */
-    int key, keys;
+    int token, tokens;   /* its first token (0 if not ragged); its number of tokens in use */
+    int key, keys;       /* the same of keys */
     int row_tile;        /* number of its first row tile */
     int key_block, room; /* number of its first key block; how many numbers it has */
 };
+
+/* Reduces a request, number `number` of the call, to the lengths in use. */
+DEVICE void use_lengths(const mha_backward_params &call, int number, Request &r)
+{
+    r.tokens = length_in_use(call.used_q, number, r.tokens);
+    r.keys = length_in_use(call.used_k, number, r.keys);
+}
 
 /* Returns the request of row tile (BY_ROWS) or key block `at`. All lanes of a warp must call. */
 template <bool BY_ROWS, int ROWS, int KEYS>
@@ -33,7 +42,9 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
     if (!call.starts_q) {
         const int tiles = (call.s_q + ROWS - 1) / ROWS, blocks = (call.s_k + KEYS - 1) / KEYS;
         const int index = at / max(BY_ROWS ? tiles : blocks, 1);
-        return {index, 0, call.s_q, 0, call.s_k, index * tiles, index * blocks, blocks};
+        r = {index, 0, call.s_q, 0, call.s_k, index * tiles, index * blocks, blocks};
+        use_lengths(call, index, r);
+        return r;
     }
     const int lane = (int)threadIdx.x % 32;
     int last_q = 0, last_k = 0;
@@ -59,6 +70,7 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
             const bool real = r.index > 0 && r.index <= call.b;
             if (!real && BY_ROWS) r.keys = 0;
             if (!real && !BY_ROWS) r.tokens = 0;
+            if (real) use_lengths(call, r.index - 1, r);
             return r;
         }
         last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);

@@ -12,6 +12,7 @@
 
 #include "../../device/divide.cuh"
 #include "../../device/result.cuh"
+#include "../../device/used.cuh"
 #include "../../device/warp.cuh"
 #include "../../params.h"
 
@@ -27,7 +28,7 @@ struct WorkTile {
     const uint16_t *k, *v;    /* of the request's first key */
 };
 
-/* A request, and the number of a tile within it. */
+/* A request, by its lengths in use, and the number of a tile within it. */
 struct MhaRequest {
     int number, token, tokens, key, keys;
     int within;
@@ -58,13 +59,16 @@ DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest
         const int end_k = min(max(warp_inclusive_max(call.starts_k[at]), last_k), call.tokens_k);
         const int before_q = __shfl_up_sync(~0u, end_q, 1), before_k = __shfl_up_sync(~0u, end_k, 1);
         const int q = lane ? before_q : last_q, k = lane ? before_k : last_k;
-        const int tiles = mha_tiles_of(p, end_q - q), up_to = warp_inclusive_sum(tiles);
+        const int request = min(first + lane, call.b - 1),
+                  tokens = length_in_use(call.used_q, request, end_q - q),
+                  keys = length_in_use(call.used_k, request, end_k - k);
+        const int tiles = mha_tiles_of(p, tokens), up_to = warp_inclusive_sum(tiles);
         const unsigned behind = __ballot_sync(~0u, number < up_to);
         if (behind) {
             const int from = __ffs((int)behind) - 1;
             r.number = 0;
-            r.token = __shfl_sync(~0u, q, from), r.tokens = __shfl_sync(~0u, end_q - q, from);
-            r.key = __shfl_sync(~0u, k, from), r.keys = __shfl_sync(~0u, end_k - k, from);
+            r.token = __shfl_sync(~0u, q, from), r.tokens = __shfl_sync(~0u, tokens, from);
+            r.key = __shfl_sync(~0u, k, from), r.keys = __shfl_sync(~0u, keys, from);
             r.within = number - __shfl_sync(~0u, up_to - tiles, from);
             return true;
         }
@@ -104,7 +108,13 @@ DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, WorkTile &t)
     MhaRequest r;
     if (!call.starts_q) {
         const int of_request = mha_tiles_of(p, call.s_q), request = number / of_request;
-        r = {request, 0, call.s_q, 0, call.s_k, number - request * of_request};
+        r = {request,
+             0,
+             length_in_use(call.used_q, request, call.s_q),
+             0,
+             length_in_use(call.used_k, request, call.s_k),
+             number - request * of_request};
+        if (call.used_q && r.within >= mha_tiles_of(p, r.tokens)) return false;
     } else if (!find_ragged(p, number, r)) {
         return false;
     }

@@ -61,6 +61,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .heads_added = (uint32_t *)(void *)(workspace + at.heads_added),
         .head_counters = at.head_counters,
         .in_order = p->deterministic,
+        .clears = p->is_ragged || p->ragged_q.used || p->ragged_k.used,
         .added = (uint32_t *)(void *)(workspace + at.added),
     };
     const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64, (int32_t)p->d_qk),

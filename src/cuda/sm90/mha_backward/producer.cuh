@@ -4,8 +4,8 @@
  * loads K and V of a work tile and, for every head and tile of rows that sees one of its keys, Q, dO, lse and
  * delta.
  *
- * Past the last token of a ragged request stand another request's data, which would be multiplied by 0. They
- * are cleared before the consumers see them, so that the consumers need no masks for them.
+ * Past the last token of a ragged request stand another request's data, and past the last one in use padding, which
+ * would be multiplied by 0. They are cleared before the consumers see them, so that the consumers need no masks for them.
  */
 #pragma once
 
@@ -30,12 +30,12 @@ template <typename Layout> struct Producer {
     static DEVICE int rank() { return Layout::CTAS == 1 ? 0 : cluster_rank(); }
 
     /* Issues `load`, which completes on the barrier `full`. The first `used` of the `lines` lines of each
-     * tile are valid; in ragged calls the others are cleared. */
+     * tile are valid; where the call needs it, the others are cleared. */
     template <typename Load>
     DEVICE void fill(uint32_t full, uint32_t bytes, uint32_t at, uint32_t tile_bytes, uint32_t line_bytes,
                      int tiles, int used, int lines, Load load)
     {
-        const bool clears = p.call.starts_q && used < lines;
+        const bool clears = p.clears && used < lines;
         const uint32_t barrier = clears ? l.barrier(Layout::RAW) : full;
         if (elect_one()) {
             mbarrier_arrive_expect(barrier, bytes);

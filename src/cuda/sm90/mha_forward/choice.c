@@ -104,8 +104,9 @@ static void split_by_request(const struct attention_problem *p, int32_t sms, str
     const int32_t tiles =
         mha_tiles_alone((int32_t)tokens, (int32_t)rows, (int32_t)p->h_kv, (int32_t)(p->h_q / p->h_kv));
     if (tiles > sms) return;
-    s->splits = p->ragged_q.starts ? 0 /* the kernel's choice */
-                                   : splits_of(tiles, blocks, sms, s->most_splits, false);
+    const bool one_shape = !p->ragged_q.starts && !p->has_used;
+    s->splits =
+        !one_shape ? 0 /* the kernel's choice */ : splits_of(tiles, blocks, sms, s->most_splits, false);
     if (s->splits) s->most_splits = s->splits;
     if (s->splits != 1) s->part_rows = times(all_rows(p), s->most_splits);
 }
@@ -142,7 +143,9 @@ int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32
 bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *p, int32_t sms)
 {
     enum { MOST_BLOCKS_OF_SM = 96 };
-    if (p->d_qk != 128 || !p->b) return false;
+    if (!p->b) return false;
+    if (p->ragged_q.used) return true;
+    if (p->d_qk != 128) return false;
     if (p->rules.attn_sink) return true;
     const int64_t tokens = p->ragged_q.starts ? p->max_s_q : p->s_q,
                   tiles = times(p->b, tiles_of_request(p, tokens));

@@ -34,12 +34,12 @@ enum { TILE_STAGES = 4 };
  * producers and the consumers read its members, 16 bytes each. */
 struct TileRows {
     int token;        /* the first: index in the request, or among all tokens where requests are ragged */
-    int rows;         /* rows that belong to the request */
+    int rows;         /* rows that belong to the request and are in use */
     uint32_t request; /* 0 where requests are ragged; unsigned, because a signed one costs instructions */
     int head;
 };
 struct TileKeys {
-    int keys;      /* of the request */
+    int keys;      /* of the request, in use */
     int visible;   /* keys visible to the tile's first token; may be below 0 */
     int blocks;    /* key blocks visible to some row; < 0: no more tiles */
     int first_key; /* the request's first key among all keys */
@@ -123,7 +123,8 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
         V_FULL = K_EMPTY + KV_STAGES,
         V_EMPTY = V_FULL + KV_STAGES,
         NEXT_WANTED = V_EMPTY + KV_STAGES,
-        BARRIERS
+        Q_RAW, /* Q with padding, which is cleared before Q counts as full; with SPLITS */
+        BARRIERS = Q_RAW + SPLITS
     };
     static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
     static constexpr uint32_t BYTES_OF_TILE = SPLITS ? sizeof(WorkTile) : offsetof(WorkTile, part);
@@ -159,6 +160,7 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
             mbarrier_init(barrier(V_FULL, i), 1), mbarrier_init(barrier(V_EMPTY, i), CONSUMERS);
         }
         mbarrier_init(barrier(NEXT_WANTED, 0), 1);
+        if constexpr (SPLITS) mbarrier_init(barrier(Q_RAW, 0), 1);
         mbarrier_fence_init();
     }
 };

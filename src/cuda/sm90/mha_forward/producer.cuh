@@ -11,11 +11,11 @@
 
 namespace mha_forward {
 
-/* Fills the next stage of the ring by TMA; `load` issues the copies. Called by a whole warp. */
+/* Fills the next stage of the ring by TMA; `load` issues the copies, which complete on `barrier`. Called by a whole
+ * warp. */
 template <typename Layout, int N, typename Load>
-DEVICE void fill_stage(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t bytes, Load load)
+DEVICE void fill_stage(const Layout &l, uint32_t barrier, int empty, Ring<N> &ring, uint32_t bytes, Load load)
 {
-    const uint32_t barrier = l.barrier(full, ring.index);
     mbarrier_wait(l.barrier(empty, ring.index), ring.parity ^ 1);
     if (elect_one()) {
         mbarrier_arrive_expect(barrier, bytes);
@@ -93,6 +93,29 @@ template <typename Layout> struct QueryKeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
+    /* Returns whether padding follows the tile's rows. Calls that may have some take the kernel with splits (choice.c). */
+    DEVICE bool has_padding(const TileRows &tile) const
+    {
+        return Layout::SPLITS && p.call.used_q && tile.rows < p.tile_rows;
+    }
+
+    /* Clears Q behind the tile's rows. Rows of a warp take one path through the softmax: the bits of some would depend
+     * on what the padding behind them holds. */
+    DEVICE void clear_padding(int rows, int stage, uint32_t &parity) const
+    {
+        const int bytes = (p.tile_rows - rows) * LINE_BYTES;
+        mbarrier_wait(l.barrier(Layout::Q_RAW, 0), parity);
+        parity ^= 1;
+#pragma unroll 1
+        for (int i = 0; i < Layout::QK_TILES; i++)
+#pragma unroll 1
+            for (int at = (int)threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+                store_zero_16(l.q(stage) + (uint32_t)(i * (int)Layout::Q_TILE + rows * LINE_BYTES + at));
+        fence_async_shared();
+        __syncwarp();
+        if (elect_one()) mbarrier_arrive(l.barrier(Layout::Q_FULL, stage));
+    }
+
     /* Q may have a single stage; the prefetch brings it into L2 before the stage is free. */
     DEVICE void run()
     {
@@ -101,6 +124,7 @@ template <typename Layout> struct QueryKeyProducer {
         const uint32_t q_bytes = (uint32_t)p.tile_rows * LINE_BYTES * Layout::QK_TILES;
         Ring<Layout::KV_STAGES> k_stage;
         Ring<Layout::Q_STAGES> q_stage;
+        uint32_t raw_parity = 0;
         for (Ring<TILE_STAGES> tile_stage;; tile_stage.advance()) {
             mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index), tile_stage.parity);
             const TileRows rows = load_tile_rows(l.tile(tile_stage.index));
@@ -115,18 +139,21 @@ template <typename Layout> struct QueryKeyProducer {
                 const int key = keys.first_key + n * Layout::KEYS;
                 if (n == min(blocks, BLOCKS_AHEAD) - 1 && elect_one())
                     mbarrier_arrive(l.barrier(Layout::NEXT_WANTED, 0));
-                fill_stage(l, Layout::K_FULL, Layout::K_EMPTY, k_stage, Layout::K_BYTES,
-                           [&](int stage, uint32_t full) {
+                fill_stage(l, l.barrier(Layout::K_FULL, k_stage.index), Layout::K_EMPTY, k_stage,
+                           Layout::K_BYTES, [&](int stage, uint32_t full) {
                                tma_load(l.k(stage), &p.k, full, {0, key, key_head, 0, request});
                            });
                 if (n < blocks - 1) continue;
-                fill_stage(l, Layout::Q_FULL, Layout::Q_EMPTY, q_stage, q_bytes,
-                           [&](int stage, uint32_t full) {
+                const bool clears = has_padding(rows);
+                const int q_at = q_stage.index;
+                fill_stage(l, clears ? l.barrier(Layout::Q_RAW, 0) : l.barrier(Layout::Q_FULL, q_at),
+                           Layout::Q_EMPTY, q_stage, q_bytes, [&](int stage, uint32_t full) {
 #pragma unroll
                                for (int i = 0; i < Layout::QK_TILES; i++)
                                    tma_load(l.q(stage) + i * Layout::Q_TILE, &p.q, full,
                                             {0, head, token, i, request});
                            });
+                if (clears) clear_padding(rows.rows, q_at, raw_parity);
             }
             if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, tile_stage.index));
         }
@@ -150,8 +177,8 @@ template <typename Layout> struct ValueProducer {
             if (blocks < 0) return;
             for (int n = blocks - 1; n >= 0; n--) {
                 const int key = keys.first_key + n * Layout::KEYS;
-                fill_stage(l, Layout::V_FULL, Layout::V_EMPTY, v_stage, Layout::V_BYTES,
-                           [&](int stage, uint32_t full) {
+                fill_stage(l, l.barrier(Layout::V_FULL, v_stage.index), Layout::V_EMPTY, v_stage,
+                           Layout::V_BYTES, [&](int stage, uint32_t full) {
                                tma_load(l.v(stage), &p.v, full, {0, key, key_head, 0, request});
                            });
             }

@@ -17,6 +17,7 @@
 
 #include "../../device/divide.cuh"
 #include "../../device/result.cuh"
+#include "../../device/used.cuh"
 #include "../../device/warp.cuh"
 #include "../../mha_splits.h"
 
@@ -48,7 +49,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
 
     const mha_forward_sm90_params &p;
     uint32_t
-        window; /* per request: first token, tokens, first key, keys; then the number of its first tile; then the
+        window; /* per request: first token, tokens in use, first key, keys in use; then the number of its first tile; then the
                    splits of its tiles and, if there are several, the first row of its parts */
     int first = 0, end = 0; /* the window's first request; the number of the first tile behind the window */
 
@@ -71,7 +72,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
             int last_q, last_k; /* where the last request before the window ends */
             if (first) {
                 const uint4 last = load_shared_16(window + 31 * 16);
-                last_q = (int)(last.x + last.y), last_k = (int)(last.z + last.w);
+                last_q = min(max(call.starts_q[first], (int)last.x), call.tokens_q);
+                last_k = min(max(call.starts_k[first], (int)last.z), call.tokens_k);
             } else {
                 last_q = min(max(call.starts_q[0], 0), call.tokens_q);
                 last_k = min(max(call.starts_k[0], 0), call.tokens_k);
@@ -82,6 +84,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
             if (lane == 0) q = last_q, k = last_k;
             tokens = end_q - q, keys = end_k - k;
         }
+        tokens = length_in_use(call.used_q, min(request, call.b - 1), tokens);
+        keys = length_in_use(call.used_k, min(request, call.b - 1), keys);
         if (request >= call.b) tokens = 0;
         const int rows = tiles_of_head(tokens) * p.units;
         int splits = 1;
