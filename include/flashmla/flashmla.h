@@ -673,8 +673,8 @@ typedef struct fmla_mha_forward_args {
     const fmla_tensor *out;
     /* [b, h_q, s_q] or [h_q, tokens] fp32, the layout of fmla_merge; written. NULL = not wanted. */
     const fmla_tensor *lse;
-    /* With cu_seqlens: upper bounds of a request's tokens and keys that are in use, below 2^31; 0 = not known. The
-     * results of a longer request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. Where lengths in use
+     * are given, of these. The results of a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_forward_workspace_size bytes on the device of q */
@@ -751,8 +751,8 @@ typedef struct fmla_mha_backward_args {
     const fmla_tensor *dq; /* of q */
     const fmla_tensor *dk; /* of k */
     const fmla_tensor *dv; /* of v */
-    /* With cu_seqlens: upper bounds of a request's tokens and keys that are in use, below 2^31; 0 = not known. The
-     * results of a longer request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. Where lengths in use
+     * are given, of these. The results of a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_backward_workspace_size bytes on the device of q */

@@ -70,6 +70,7 @@ static inline int64_t integer_of(const struct member *m, const struct layout *l,
     if (!strcmp(m->name, "block_table")) return i % l->pages;
     if (!strcmp(m->name, "cu_seqlens_q")) return start_of(i, l->splits - 1, l->tokens_q);
     if (!strcmp(m->name, "cu_seqlens_k")) return start_of(i, l->splits - 1, l->tokens_k);
+    if (!strncmp(m->name, "seqused", 7)) return length_of(i, i % 2 ? INT32_MAX : 5, i % 4 == 1 ? 0 : -1);
     if (!strcmp(m->name, "positions")) return l->max_positions ? i * 5 % l->max_positions : 0; /* absent */
     if (m->allowed & ALLOW_I64) return i % 5 == 4 ? -1 : i * 3 % keys;
     return random_between(random, -20, keys - 1);

@@ -22,7 +22,8 @@ enum {
     HAS_NORM = 256,
     HAS_TURNS = 512,
     HAS_DLSE = 1024,
-    HAS_LAST = 2048
+    HAS_LAST = 2048,
+    HAS_USED = 4096
 };
 
 static inline bool layout_has(const struct layout *l, const struct member *m)
@@ -47,7 +48,9 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"positions", HAS_TURNS},
                     {"rope_table", HAS_TURNS},
                     {"partitions", HAS_TABLES},
-                    {"num_splits", HAS_TABLES}};
+                    {"num_splits", HAS_TABLES},
+                    {"seqused_q", HAS_USED},
+                    {"seqused_k", HAS_USED}};
     if (!strncmp(m->name, "cu_seqlens", 10)) return l->flat;
     if (!strcmp(m->name, "kv_scale")) return l->format == FMLA_KV_FP8_576;
     if (!strcmp(m->name, "q_scale")) return l->codes;

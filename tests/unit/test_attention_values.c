@@ -418,6 +418,17 @@ static const struct problem {
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
+/* Puts the length in use of request r, if the call has such lengths, and returns what it means. */
+static int64_t put_used(const char *name, int64_t r, int64_t extent)
+{
+    const struct held *const t = tensor(name);
+    const int32_t all = (int32_t)extent, some[] = {all - all / 3, 0, all + 3, -2, all, all / 2, INT32_MAX};
+    const int32_t used = some[(number + r + (name[8] == 'k' ? 2 : 0)) % 7];
+    if (!t) return extent;
+    ((int32_t *)t->tensor.data)[r] = used;
+    return used < 0 ? 0 : used < all ? used : all;
+}
+
 static void check_problem(const struct problem *p, const struct layout *l)
 {
     const int64_t group = l->h_q / l->h_kv;
@@ -426,12 +437,14 @@ static void check_problem(const struct problem *p, const struct layout *l)
     put_integers("cu_seqlens_k", p->starts[1], (size_t)p->b + 1);
     decode(tensor("k"), KV_BF16, keys[0], WIDEST), decode(tensor("v"), KV_BF16, values[0], MOST_V);
     for (int64_t r = 0; r < p->b; r++) {
-        const int64_t tokens = p->flat ? p->spans[r].tokens : p->q,
-                      of_request = p->flat ? p->spans[r].keys : p->k,
-                      first = p->flat ? p->spans[r].first_k : r * p->k;
-        for (int64_t i = 0; i < tokens * l->h_q; i++) {
+        const int64_t extent = p->flat ? p->spans[r].tokens : p->q,
+                      first = p->flat ? p->spans[r].first_k : r * p->k,
+                      tokens = put_used("seqused_q", r, extent),
+                      of_request = put_used("seqused_k", r, p->flat ? p->spans[r].keys : p->k);
+        for (int64_t i = 0; i < extent * l->h_q; i++) {
             const int64_t j = i / l->h_q, head = i % l->h_q;
             struct row *const row = add_row(r, p->flat ? p->spans[r].first_q + j : j, head);
+            if (j >= tokens) continue; /* padding */
             for (int64_t t = 0; t < (l->causal ? of_request - tokens + j + 1 : of_request); t++)
                 see(row, (first + t) * l->h_kv + head / group);
         }
@@ -453,7 +466,7 @@ static void test_mha(void)
                            .h_q = heads[number % 3][0], .h_kv = heads[number % 3][1], .flat = p->flat,
                            .type = number % 7 < 3 ? fp16 : bf16, .num_splits = splits[number % 5],
                            .batch_dependent = number / 5 % 2,
-                           .has = HAS_LSE | (number % 4 > 1 ? HAS_SINK : 0));
+                           .has = HAS_LSE | (number % 4 > 1 ? HAS_SINK : 0) | (number % 3 ? 0 : HAS_USED));
             check_problem(p, &l);
         }
 }

@@ -27,6 +27,22 @@ static void give(const char *name, const struct held *held)
     *(const fmla_tensor **)option(&call, name) = &held->tensor;
 }
 
+/* A tensor of both operations, at different places. */
+static struct held *held(const char *name)
+{
+    return &call.held[described_index(call.operation, name)];
+}
+
+static void leave_out_used(void)
+{
+    leave_out("seqused_q"), leave_out("seqused_k");
+}
+
+static void resize_requests(int64_t b)
+{
+    call.layout.b = b, resize(&call, DIM_splits, b + 1);
+}
+
 static void set_up_form(bool flat)
 {
     struct layout layout = good_layout;
@@ -35,6 +51,8 @@ static void set_up_form(bool flat)
     begin(&call, &layout, flat ? 0 : STARTS);
     PUT(T(cu_seqlens_q), int32_t, 0, 2, 5);
     PUT(T(cu_seqlens_k), int32_t, 0, 4, 7);
+    PUT(*held("seqused_q"), int32_t, 1, 3);
+    PUT(*held("seqused_k"), int32_t, 4, 2);
 }
 
 SET_UP(set_up, set_up_form(false))
@@ -64,7 +82,18 @@ static void test_either(void)
     }
     TAKEN(call, "keys that share memory", T(k).strides[0] = T(v).strides[0] = 0);
     TAKEN(call, "one key head", resize(&call, DIM_h_kv, 1));
-    TAKEN(call, "wild strides of dimensions of size 1", one_of_each(&call));
+    TAKEN(call, "wild strides of dimensions of size 1", one_of_each(&call), leave_out_used());
+    TAKEN(call, "all tokens in use", leave_out("seqused_q"));
+    TAKEN(call, "all keys in use", leave_out("seqused_k"));
+    TAKEN(call, "lengths in use below 0 and beyond the request",
+          PUT(*held("seqused_q"), int32_t, INT32_MAX, -1),
+          PUT(*held("seqused_k"), int32_t, INT32_MIN, INT32_MAX));
+    TAKEN(call, "no token in use", PUT(*held("seqused_q"), int32_t, 0, INT32_MIN));
+    check_no_key(&call, "no token in use");
+    TAKEN(call, "no key in use", PUT(*held("seqused_k"), int32_t, 0, -1));
+    check_no_key(&call, "no key in use");
+    REFUSED(call, "seqused_q", "int64|must be int32", held("seqused_q")->tensor.dtype.bits = 64);
+    REFUSED(call, "seqused_k", "2 dimensions, must have 1", held("seqused_k")->tensor.ndim = 2);
     take_by_descriptor(&call);
 }
 
@@ -77,6 +106,8 @@ static void test_apart(void)
     REFUSED(call, "cu_seqlens_k", "given|must be NULL|q has 4 dimensions",
             give("cu_seqlens_k", &T(cu_seqlens_k)));
     REFUSED(call, "v", "s_k (dimension 1)|4|must be 5 as in k", T(v).shape[1] = 4);
+    REFUSED(call, "seqused_q", "b (dimension 0) is 3, must be 2 as in q", held("seqused_q")->shape[0] = 3);
+    REFUSED(call, "seqused_k", "b (dimension 0) is 1, must be 2 as in q", held("seqused_k")->shape[0] = 1);
     TAKEN(call, "heads before tokens", T(q).strides[2] = 2 * 192, T(q).strides[1] = 192);
     TAKEN(call, "b = 0", resize(&call, DIM_b, 0));
     TAKEN(call, "s_q = 0", resize(&call, DIM_s_q, 0));
@@ -96,6 +127,10 @@ static void test_flat(void)
     REFUSED(call, "cu_seqlens_k", "b + 1 (dimension 0) is 2, must be 3 as in cu_seqlens_q",
             T(cu_seqlens_k).shape[0] = 2);
     REFUSED(call, "cu_seqlens_q", "int64|must be int32", T(cu_seqlens_q).tensor.dtype.bits = 64);
+    REFUSED(call, "seqused_q", "b (dimension 0) is 3, must be 2 as in cu_seqlens_q minus 1",
+            held("seqused_q")->shape[0] = 3, leave_out("seqused_k"));
+    REFUSED(call, "seqused_k", "b (dimension 0) is 1, must be 2 as in seqused_q",
+            held("seqused_k")->shape[0] = 1);
     REFUSED(call, "v", "tokens (dimension 0)|6|must be 7 as in k", T(v).shape[0] = 6);
     TAKEN(call, "starts beyond all tokens and before the first",
           PUT(T(cu_seqlens_q), int32_t, INT32_MIN, INT32_MAX, INT32_MIN),
@@ -104,11 +139,11 @@ static void test_flat(void)
     TAKEN(call, "maxima that are too small",
           *(int64_t *)option(&call, "max_s_q") = *(int64_t *)option(&call, "max_s_k") = 1);
     TAKEN(call, "no tokens", resize(&call, DIM_tokens_q, 0));
-    TAKEN(call, "b = 0 without tokens", call.layout.tokens_q = 0, resize(&call, DIM_splits, 1));
+    TAKEN(call, "b = 0 without tokens", call.layout.tokens_q = 0, resize_requests(0));
     TAKEN(call, "no keys", resize(&call, DIM_tokens_k, 0));
     if (!backward) check_no_key(&call, "no keys");
     set_up_flat();
-    resize(&call, DIM_splits, 1);
+    resize_requests(0);
     check_taken(&call, "b = 0");
     if (backward)
         check_written(&call, "b = 0"), check_no_key(&call, "b = 0");
@@ -145,7 +180,7 @@ static void test_workspace(void)
                       bytes);
             bytes = again;
         }
-        resize(&call, all[flat][0], 4096), resize(&call, flat ? DIM_splits : DIM_b, 1 << 20);
+        resize(&call, all[flat][0], 4096), resize_requests(1 << 20);
         again =
             bytes_now() - (backward ? (size_t)(flat ? 4096 * row : (row / 2 * 4096) << 20) / 128 * 129 : 0);
         CHECK(again > bytes && again < bytes + (100 << 20), "%zu bytes for 2^20 requests, %zu for 2", again,

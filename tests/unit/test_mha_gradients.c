@@ -9,13 +9,26 @@
 enum { TOKENS = 8, KEYS = 10, HEADS = 4, KEY_HEADS = 2, D_QK = 6, DV = 5, MOST_ELEMENTS = 192 };
 
 /* Requests apart, and concatenated: of these the second has more tokens than keys, so its first rows see
- * nothing with a mask. */
+ * nothing with a mask. `used`: lengths in use, where the call gives them. */
 static const struct requests {
     bool flat;
     int64_t b;
-    int32_t starts[2][4];
-} forms[] = {{false, 2, {{0, 4, 8}, {0, 5, 10}}}, {true, 3, {{0, 3, 7, 8}, {0, 5, 7, 10}}}};
+    int32_t starts[2][4], used[2][3];
+} forms[] = {{false, 2, {{0, 4, 8}, {0, 5, 10}}, {{2, INT32_MAX}, {5, 3}}},
+             {true, 3, {{0, 3, 7, 8}, {0, 5, 7, 10}}, {{2, 5, 1}, {3, 2, 2}}}};
 static const struct requests *form;
+
+/* A request's first token, or key, in its dimension; those in use, and those with padding. */
+struct side {
+    int64_t first, count, extent;
+};
+
+static struct side side_of(bool of_keys, int64_t r)
+{
+    const int32_t *const start = form->starts[of_keys] + r, extent = start[1] - start[0];
+    const int32_t used = tensor("seqused_q") ? form->used[of_keys][r] : extent;
+    return (struct side){form->flat ? start[0] : 0, used < extent ? used : extent, extent};
+}
 
 /* ---- Attention in double ----------------------------------------------------------------------- */
 
@@ -90,11 +103,10 @@ static double attend_all(bool puts)
 {
     double loss = 0.0;
     for (int64_t r = 0; r < form->b; r++) {
-        const int32_t *const q = form->starts[0] + r, *const k = form->starts[1] + r;
-        for (int64_t i = 0; i < (q[1] - q[0]) * HEADS; i++) {
-            const int64_t j = i / HEADS, keys = k[1] - k[0];
-            loss += attend(r, form->flat ? q[0] + j : j, i % HEADS, form->flat ? k[0] : 0,
-                           call.layout.causal ? keys - (q[1] - q[0]) + j + 1 : keys, puts);
+        const struct side q = side_of(false, r), k = side_of(true, r);
+        for (int64_t i = 0; i < q.count * HEADS; i++) {
+            const int64_t j = i / HEADS, seen = call.layout.causal ? k.count - q.count + j + 1 : k.count;
+            loss += attend(r, q.first + j, i % HEADS, k.first, seen, puts);
         }
     }
     return loss;
@@ -102,7 +114,7 @@ static double attend_all(bool puts)
 
 /* ---- Gradients --------------------------------------------------------------------------------- */
 
-enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, SINK, DLSE, PLANTED };
+enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, SINK, DLSE, USED, PLANTED };
 
 /* Compares the gradient of an input with the loss's; returns how many numbers differ. Each is checked if none
  * may. */
@@ -123,8 +135,8 @@ static int compare(const char *input, const char *gradient, bool may_differ)
     nudged.tensor = NULL;
     for (int i = 0; i < elements_of(x); i++) {
         const double came = element(dx, nth(dx, i));
-        const bool good =
-            fabs(differences[i] - came) <= most / (x->tensor.dtype.code == FMLA_TYPE_BFLOAT ? 64 : 512);
+        const bool good = fabs(differences[i] - came) <=
+                          most / (tensor("out")->tensor.dtype.code == FMLA_TYPE_BFLOAT ? 64 : 512);
         wrong += !good;
         if (!may_differ)
             CHECK(good, "call %u: %s[%d] is %g, expected %g", number, gradient, i, came, differences[i]);
@@ -148,6 +160,7 @@ static void plant(enum planted planted)
     if (planted == OUT) add("out", TOKENS * HEADS * DV - 1, 0.3);
     if (planted == DOUT) add("dout", 3, 0.3);
     if (planted == KEY) put_integers("cu_seqlens_k", (int32_t[]){0, 4}, 2);
+    if (planted == USED) put_integers("seqused_k", (int32_t[]){4}, 1);
     if (planted == LSE) add("lse", TOKENS * HEADS - 1, 0.2);
     if (planted == VALUES) add("v", 7, 0.3);
     if (planted == SINK) add("attn_sink", HEADS - 1, 0.3);
@@ -159,9 +172,30 @@ static void put_nan_where_empty(bool causal)
 {
     const struct held *const dlse = tensor("dlse");
     for (int64_t r = 0; dlse && causal && r < form->b; r++) {
-        const int32_t *const q = form->starts[0] + r, *const k = form->starts[1] + r;
-        for (int64_t j = 0; j < q[1] - q[0] - (k[1] - k[0]); j++)
-            for (int64_t h = 0; h < HEADS; h++) put(dlse, row_of(dlse, r, form->flat ? q[0] + j : j, h), NAN);
+        const struct side q = side_of(false, r), k = side_of(true, r);
+        for (int64_t j = 0; j < q.count - k.count; j++)
+            for (int64_t h = 0; h < HEADS; h++) put(dlse, row_of(dlse, r, q.first + j, h), NAN);
+    }
+}
+
+/* Padding may hold anything. */
+static void put_nan_in_padding(void)
+{
+    static const char *const names[] = {"q", "out", "dout", "k", "v"};
+    const struct held *const lse = tensor("lse"), *const dlse = tensor("dlse");
+    for (int64_t r = 0; r < form->b; r++) {
+        for (int i = 0; i < 5; i++) {
+            const struct side s = side_of(i > 2, r);
+            const struct held *const t = tensor(names[i]);
+            const int64_t heads = i > 2 ? KEY_HEADS : HEADS, width = t->shape[t->tensor.ndim - 1];
+            for (int64_t at = s.count * heads * width; at < s.extent * heads * width; at++)
+                put(t, offset_of(t, r, s.first + at / width / heads, at / width % heads) + at % width, NAN);
+        }
+        const struct side q = side_of(false, r);
+        for (int64_t i = q.count * HEADS; i < q.extent * HEADS; i++) {
+            put(lse, row_of(lse, r, q.first + i / HEADS, i % HEADS), NAN);
+            if (dlse) put(dlse, row_of(dlse, r, q.first + i / HEADS, i % HEADS), NAN);
+        }
     }
 }
 
@@ -175,7 +209,10 @@ static void check(bool causal, bool half, unsigned has, enum planted planted)
     make(OP_MHA_BACKWARD, &l);
     put_integers("cu_seqlens_q", form->starts[0], (size_t)b + 1);
     put_integers("cu_seqlens_k", form->starts[1], (size_t)b + 1);
+    put_integers("seqused_q", form->used[0], (size_t)b);
+    put_integers("seqused_k", form->used[1], (size_t)b);
     put_nan_where_empty(causal);
+    put_nan_in_padding();
     attend_all(true);
     plant(planted);
     run_call("ref");
@@ -190,12 +227,13 @@ static void check(bool causal, bool half, unsigned has, enum planted planted)
 
 int main(void)
 {
-    for (int way = 0; way < 32; way++)
+    for (int way = 0; way < 64; way++)
         for (enum planted planted = NOTHING; planted < PLANTED; planted++) {
-            const unsigned has = (way & 8 ? HAS_SINK : 0) | (way & 16 ? HAS_DLSE : 0);
+            const unsigned has =
+                (way & 8 ? HAS_SINK : 0) | (way & 16 ? HAS_DLSE : 0) | (way & 32 ? HAS_USED : 0);
             form = &forms[way & 1];
             if ((planted == KEY && !form->flat) || (planted == SINK && !(has & HAS_SINK)) ||
-                (planted == DLSE && !(has & HAS_DLSE)))
+                (planted == DLSE && !(has & HAS_DLSE)) || (planted == USED && !(has & HAS_USED)))
                 continue;
             check(way >> 1 & 1, way >> 2 & 1, has, planted);
         }
