@@ -90,7 +90,7 @@ class fmla_mha_forward_args(Structure):
         *neighbours(c_char_p, "kernel"),
         *neighbours(c_float, "softmax_scale"),
         *neighbours(c_int32, "causal lse_empty log_base batch_dependent num_splits"),
-        *neighbours(c_void_p, "attn_sink"),
+        *neighbours(c_void_p, "attn_sink seqused_q seqused_k"),
     ]
 
 
@@ -105,7 +105,7 @@ class fmla_mha_backward_args(Structure):
         *neighbours(c_char_p, "kernel"),
         *neighbours(c_float, "softmax_scale"),
         *neighbours(c_int32, "causal deterministic log_base"),
-        *neighbours(c_void_p, "attn_sink dlse d_attn_sink"),
+        *neighbours(c_void_p, "attn_sink dlse d_attn_sink seqused_q seqused_k"),
     ]
 
 

@@ -34,6 +34,8 @@ def flash_attn_varlen_func(
     num_splits: int = 0,
     attn_sink: Optional[Any] = None,
     lse_heads_first: bool = False,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
     gradients of q, k, v and attn_sink, through out and lse (docs/semantics.md, "Dense MHA, backward"), but no second derivatives, and
@@ -58,6 +60,9 @@ def flash_attn_varlen_func(
         num_splits: of the keys of every sequence, at most 64; 1: none; 0: as many as take the least time.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
         lse_heads_first: lse is [h_q, tokens], as it is in memory.
+        seqused_q, seqused_k: [b], int32: how many of each sequence's tokens, and of its keys, are in use, the first ones; clamped to
+            those that it has. Bounds of lengths and causal count these. What follows is padding, which may hold anything: its
+            out is 0, its lse that of a row without keys, and its gradients are 0.
 
     Returns:
         (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Results of
@@ -67,7 +72,7 @@ def flash_attn_varlen_func(
         As `flash_mla_with_kvcache`.
     """
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
     rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((q, k, v), 0, (q, k, v), lengths, rest)
 
@@ -80,7 +85,7 @@ def _attend(
     q, k, v = parts
     cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv = lengths
     dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more = rest
-    batch_invariant, num_splits, attn_sink, lse_heads_first = more
+    batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k = more
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -89,8 +94,10 @@ def _attend(
         and (out is None or type(out) is kind)
         and (lse is None or type(lse) is kind)
         and (attn_sink is None or type(attn_sink) is kind)
+        and (seqused_q is None or type(seqused_q) is kind)
+        and (seqused_k is None or type(seqused_k) is kind)
     ):  # the usual case passes
-        arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse, attn_sink
+        arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse, attn_sink, seqused_q, seqused_k
         check_given(this, module, *zip(_MHA, arrays[:4]))
         check_kinds(this, module, *zip(_MHA[4:], arrays[4:]))
     if number_of(this, "dropout_p", dropout_p) != 0:
@@ -121,9 +128,9 @@ def _attend(
         if shape != (tokens, h_q):
             raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
         in_memory = module.transposed(this, "lse", lse, stream)
-    rest_of_inputs = cu_seqlens_qo, cu_seqlens_kv, attn_sink
+    rest_of_inputs = cu_seqlens_qo, cu_seqlens_kv, attn_sink, seqused_q, seqused_k
     if out is None and lse is None and module.wants_gradient(*source, attn_sink):
-        names = "q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "attn_sink"
+        names = "q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "attn_sink", "seqused_q", "seqused_k"
         all_options = (d_qk, *options[:4], reproducible, *options[4:])
         out, in_memory = module.attend_for_gradient(names, (*source, *rest_of_inputs), all_options)
     else:
@@ -133,7 +140,8 @@ def _attend(
 
 
 MOST_SPLITS = 64
-_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse", "attn_sink"  # the arrays other than q
+# The arrays other than q.
+_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse", "attn_sink", "seqused_q", "seqused_k"
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -156,12 +164,14 @@ def flash_attn_varlen_qkvpacked_func(
     num_splits: int = 0,
     attn_sink: Optional[Any] = None,
     lse_heads_first: bool = False,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
     name one of these."""
     parts = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
     rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((None, qkv, None), head_dim_qk, parts, lengths, rest)
 
@@ -189,12 +199,14 @@ def flash_attn_varlen_kvpacked_func(
     num_splits: int = 0,
     attn_sink: Optional[Any] = None,
     lse_heads_first: bool = False,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
     of these."""
     parts = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first
+    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
     rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
     return _attend((q, kv, None), head_dim_qk, (q, *parts), lengths, rest)
 

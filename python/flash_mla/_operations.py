@@ -317,13 +317,13 @@ SPARSE_PREFILL = Operation(
 )
 MHA_FORWARD = Operation(
     *("mha_forward", MHA),
-    "q k v cu_seqlens_q cu_seqlens_k attn_sink? out! lse!",
+    "q k v cu_seqlens_q cu_seqlens_k attn_sink? seqused_q? seqused_k? out! lse!",
     "max_s_q max_s_k softmax_scale causal lse_empty log_base batch_dependent num_splits",
     _of_mha,
 )
 MHA_BACKWARD = Operation(
     *("mha_backward", MHA),
-    "q k v cu_seqlens_q cu_seqlens_k out lse dout attn_sink? dlse? dq! dk! dv! d_attn_sink?!",
+    "q k v cu_seqlens_q cu_seqlens_k attn_sink? seqused_q? seqused_k? out lse dout dlse? dq! dk! dv! d_attn_sink?!",
     "max_s_q max_s_k softmax_scale causal deterministic log_base",
 )
 MERGE_STATES = Operation(

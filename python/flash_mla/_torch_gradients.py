@@ -15,7 +15,9 @@ from . import _operations, _torch_operators
 from ._torch_operators import launch, new_results
 
 # `k`: the keys if v is given; keys, then values if only q is given; else queries, keys, values. d_qk gives the widths.
-_SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? attn_sink"
+_SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? attn_sink, Tensor? seqused_q, \
+Tensor? seqused_k"
+_SOURCES = 8
 _OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base, \
 bool batch_dependent, int num_splits"
 _this = _operations.MHA
@@ -30,15 +32,17 @@ def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor]
     return parts if q is None else [q, *parts]
 
 
-def _attend(q, k, v, cu_q, cu_k, attn_sink, d_qk, max_s_q, max_s_k, scale, causal, deterministic, *others):
+def _attend(
+    q, k, v, cu_q, cu_k, attn_sink, used_q, used_k, d_qk, max_s_q, max_s_k, scale, causal, deterministic, *others
+):
     parts = _parts(q, k, v, d_qk)
     results = new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
-    tensors = (*parts, cu_q, cu_k, attn_sink, *results)
+    tensors = (*parts, cu_q, cu_k, attn_sink, used_q, used_k, *results)
     launch(_operations.MHA_FORWARD, tensors, (max_s_q, max_s_k, scale, causal, *others))
     return results
 
 
-def _attend_fake(q, k, v, cu_q, cu_k, attn_sink, d_qk, *options):
+def _attend_fake(q, k, v, cu_q, cu_k, attn_sink, used_q, used_k, d_qk, *options):
     parts = _parts(q, k, v, d_qk)
     return new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
 
@@ -48,7 +52,7 @@ def _new(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return like.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
 
-def _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, out, lse, dout, dlse, of_sink, *options):
+def _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, used_q, used_k, out, lse, dout, dlse, of_sink, *options):
     return _new(q, k), _new(k, k), _new(v, k), _new(attn_sink if of_sink else None, lse)
 
 
@@ -59,6 +63,8 @@ def _gradients(
     cu_q,
     cu_k,
     attn_sink,
+    used_q,
+    used_k,
     out,
     lse,
     dout,
@@ -76,22 +82,23 @@ def _gradients(
 ):
     """`of_sink`: whether the gradient of attn_sink is wanted. As PyTorch's own operators do, this looks for
     use_deterministic_algorithms when it runs."""
-    made = _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, out, lse, dout, dlse, of_sink)
+    made = _gradients_fake(q, k, v, cu_q, cu_k, attn_sink, used_q, used_k, out, lse, dout, dlse, of_sink)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     if dlse is not None and dlse.stride(-1) != 1:
         dlse = dlse.contiguous()
     written = _parts(None if q is None else made[0], made[1], None if v is None else made[2], d_qk)
     d_attn_sink = made[3] if of_sink else None
-    tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, attn_sink, dlse, *written, d_attn_sink)
+    inputs = (*_parts(q, k, v, d_qk), cu_q, cu_k, attn_sink, used_q, used_k, out, lse, dout, dlse)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    launch(_operations.MHA_BACKWARD, tensors, (max_s_q, max_s_k, scale, causal, deterministic, log_base))
+    options = max_s_q, max_s_k, scale, causal, deterministic, log_base
+    launch(_operations.MHA_BACKWARD, (*inputs, *written, d_attn_sink), options)
     return made
 
 
 def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:_SOURCES], *output)
+    ctx.options = inputs[_SOURCES:]
     ctx.set_materialize_grads(False)
 
 
@@ -99,14 +106,13 @@ def _backward(ctx, dout, dlse):
     """A compiled graph has a gradient of every result that it returns: zeros if none arrives."""
     if torch.is_grad_enabled():
         raise NotImplementedError(f"{_this}: has no second derivative; call backward without create_graph=True")
-    nothing = (None,) * (6 + len(ctx.options))
-    q, k, v, cu_q, cu_k, attn_sink, *results = ctx.saved_tensors
+    nothing = (None,) * (_SOURCES + len(ctx.options))
+    source, results = ctx.saved_tensors[:_SOURCES], ctx.saved_tensors[_SOURCES:]
     if dout is None:
         if dlse is None:
             return nothing
         dout = torch.zeros_like(results[0])
     of_sink = ctx.needs_input_grad[5]
-    source = q, k, v, cu_q, cu_k, attn_sink
     *made, d_attn_sink = _torch_operators.registered.mha_gradients(*source, *results, dout, dlse, of_sink, *ctx.options)
     of_source = [None if of is None else gradient for of, gradient in zip(source, made)]
     return (*of_source, None, None, d_attn_sink if of_sink else None, *nothing[6:])

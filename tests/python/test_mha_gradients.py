@@ -21,12 +21,13 @@ LENGTHS = [(5, 9), (0, 3), (35, 35), (2, 1)]
 device = each_of(["cpu"] + ["cuda"] * (torch.cuda.is_available() and is_there("mha_backward", "cuda")))
 
 
-def plain(q, k, v, starts, causal, sink=None):
+def plain(q, k, v, starts, causal, sink=None, used=None):
     """Computes attention in float64, sequence by sequence; rows that see nothing are 0, and so is their lse. `starts`: of tokens and
-    keys."""
+    keys; `used`: how many of them are in use."""
     outs, lses = [], []
-    for (token, key), (next_token, next_key) in zip(starts, starts[1:]):
-        a, *pairs = q[token:next_token].double(), k[key:next_key].double(), v[key:next_key].double()
+    for r, ((token, key), (next_token, next_key)) in enumerate(zip(starts, starts[1:])):
+        of_q, of_k = used[r] if used else (next_token - token, next_key - key)
+        a, *pairs = q[token : token + of_q].double(), k[key : key + of_k].double(), v[key : key + of_k].double()
         b, value = (pair.repeat_interleave(q.shape[1] // k.shape[1], 1) for pair in pairs)
         scores = torch.einsum("qhd,khd->hqk", a, b) / math.sqrt(q.shape[-1])
         if causal:
@@ -40,6 +41,8 @@ def plain(q, k, v, starts, causal, sink=None):
             weights = weights / (1 + (sink.double()[:, None] - lse).exp())[..., None]
         outs.append(torch.einsum("hqk,khd->qhd", weights, value))
         lses.append(lse.T)
+        padding = next_token - token - of_q
+        outs.append(outs[-1].new_zeros(padding, *outs[-1].shape[1:])), lses.append(lse.new_zeros(padding, q.shape[1]))
     return torch.cat(outs), torch.cat(lses)
 
 
@@ -203,6 +206,59 @@ def test_lse_may_leave_a_compiled_graph(function, device, fresh_compiler):
     assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
 
 
+# ---- Lengths in use -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("given", (("seqused_q",), ("seqused_k",), ("seqused_q", "seqused_k")))
+@pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
+@pytest.mark.parametrize("compiled", (False, True))
+def test_lengths_in_use(form, given, causal, device, compiled, fresh_compiler):
+    """Padding is NaN, and so are gradients of its results."""
+    torch.manual_seed(6)
+    kind, dtype, heads = Kind("torch", "bfloat16", device), torch.bfloat16, 4 if form == QKV else 2
+    lengths = [(9, 9), (3, 3), (35, 35), (2, 2)] if form == QKV else LENGTHS
+    problem = Sequences(lengths, h_kv=heads, d=64, d_v=64)
+    problem.values = {name: 10 * values for name, values in problem.values.items()}
+    arguments = [*problem.arguments(kind).values()] if form not in (KV, QKV) else packed(form, problem, kind)
+    sides = {"seqused_q": (2, 5, 20, -1), "seqused_k": (6, 0, 1000, 1)}
+    used = [
+        [min(max(sides[name][r], 0), n) if name in given else n for name, n in zip(sides, extents)]
+        for r, extents in enumerate(lengths)
+    ]
+    options = {name: torch.tensor(sides[name], dtype=torch.int32, device=device) for name in given}
+    of_q, of_k = (
+        torch.cat([torch.arange(extent, device=device) >= n for extent, n in zip(extents, counts)])
+        for extents, counts in zip(zip(*lengths), zip(*used))
+    )
+    tensors = [given for given in arguments if torch.is_tensor(given) and given.is_floating_point()]
+    for tensor, padding in zip(tensors, (of_q, of_k, of_k)):
+        if form != QKV:
+            tensor[padding] = math.nan
+    if form == QKV:
+        tensors[0][:, :, :64][of_q] = tensors[0][:, :, 64:][of_k] = math.nan
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    *parts, last = leaves
+    parts += last.split([64] * (2 - len(parts)) + [64], -1)
+
+    def call(*leaves):
+        return getattr(flash_mla, form)(*leaves, *arguments[len(leaves) :], causal=causal, **options)
+
+    expected, of_lse = plain(*parts, problem.cu, causal, used=used)
+    dout, dlse = torch.randn_like(expected).to(dtype), torch.randn_like(of_lse).float()
+    theirs = torch.autograd.grad((expected, of_lse), leaves, (dout.double(), dlse.double()))
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, lse = call(*leaves)
+    close(out.detach(), expected.detach(), dtype)
+    assert (lse[of_q] == math.inf).all() and not out[of_q].any()
+    dout[of_q] = math.nan
+    for mine, reference in zip(
+        torch.autograd.grad((out, lse), leaves, (dout, dlse.masked_fill(lse.isinf(), math.nan))), theirs
+    ):
+        close(mine, reference, dtype)
+
+
 # ---- Transforms ---------------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +311,9 @@ def test_operator():
     leaves, _ = small()
     cu = torch.tensor((0, 6), dtype=torch.int32)
     sink = torch.randn(2, requires_grad=True)
-    for given in (None, sink):
-        arguments = (*leaves, cu, cu, given, 0, 6, 6, 0.0, True, True, 0, 0, True, 0)
+    used_q, used_k = torch.tensor((4,), dtype=torch.int32), torch.tensor((5,), dtype=torch.int32)
+    for given, used in ((None, (None, None)), (sink, (None, None)), (sink, (used_q, used_k))):
+        arguments = (*leaves, cu, cu, given, *used, 0, 6, 6, 0.0, True, True, 0, 0, True, 0)
         torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, rtol=1e-2, atol=1e-2)
 
 
