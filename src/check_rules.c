@@ -38,7 +38,7 @@ fmla_status check_starts(const struct checked_call *call, const char *name,
 fmla_status check_used(const struct checked_call *call, const struct checked_tensor *used)
 {
     if (!used->name || !call->flat) return FMLA_OK; /* else q has given b */
-    return check_size(call->operation, used, 0, "b", call->size[DIM_splits] - 1, "cu_seqlens_q minus 1");
+    return check_size(call->operation, used, 0, "b", call->size[DIM_splits] - 1, "cu_seqlens_q");
 }
 
 fmla_status check_scale(const char *operation, float given, int64_t d_qk, float *scale)

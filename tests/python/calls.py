@@ -40,7 +40,7 @@ OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
 OTHER_SIZES["cache_convert"] = dict(pages=2, page_size=4, d_qk=104, extra_pages=2, extra_page_size=4)
 OTHER_SIZES["dense_decode_fp8"] = dict(h_q=16)  # supported by Hopper's kernel
-OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
+OTHER_SIZES["mha_forward"] = dict(b=3, tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
 NEW_TOKEN = ("norm_weight", "positions", "rope_table")
 IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
 
@@ -162,6 +162,8 @@ class Call:
             "extra_topk_length": [3, 32],
             "cu_seqlens_qo": [0, 2, 2, 6],
             "cu_seqlens_kv": [0, 5, 9, 9],
+            "seqused_q": [2, 1, 3],
+            "seqused_k": [4, 9, -1],
         }
         self.inputs, self.outputs = {}, {}
         for tensor in self.tensors:

@@ -469,6 +469,8 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
         "q",
     ),
     ("mha_forward", {"lse": ((6, 4), "float32")}, VALUE, "lse"),  # whose tokens are apart
+    ("mha_forward", {"seqused_q": ((4,), "int32"), "seqused_k": None}, VALUE, "cu_seqlens_qo"),  # of 3 sequences
+    ("mha_forward", {"seqused_q": None, "seqused_k": ((2,), "int32")}, VALUE, "seqused_k"),
     *[
         ("get_mla_metadata", dict(dict(num_heads_q=4, topk=64, num_heads_k=1), **changed), exception, argument)
         for argument, exception, *values in (

@@ -127,7 +127,7 @@ static void test_flat(void)
     REFUSED(call, "cu_seqlens_k", "b + 1 (dimension 0) is 2, must be 3 as in cu_seqlens_q",
             T(cu_seqlens_k).shape[0] = 2);
     REFUSED(call, "cu_seqlens_q", "int64|must be int32", T(cu_seqlens_q).tensor.dtype.bits = 64);
-    REFUSED(call, "seqused_q", "b (dimension 0) is 3, must be 2 as in cu_seqlens_q minus 1",
+    REFUSED(call, "seqused_q", "b (dimension 0) is 3, must be 2 as in cu_seqlens_q",
             held("seqused_q")->shape[0] = 3, leave_out("seqused_k"));
     REFUSED(call, "seqused_k", "b (dimension 0) is 1, must be 2 as in seqused_q",
             held("seqused_k")->shape[0] = 1);
