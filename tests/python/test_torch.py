@@ -59,14 +59,16 @@ def samples(device):
         if name.startswith("flash_mla."):
             found[name.removesuffix(".default").replace(".", "::")].append([detached(value) for value in arguments])
     for arguments in found["flash_mla::mha_gradients"][:1]:  # one with a gradient of lse; the library's operator alone
-        *tensors, sink, out, lse, dout = arguments[:9]
+        *tensors, sink, used_q, used_k, out, lse, dout = arguments[:11]
+        without = None, None, None
         dlse, numbers = torch.ones_like(lse), (4, 5, 0.0, True, True, 0)
-        found["flash_mla::mha_gradients"].append([*arguments[:9], dlse, *arguments[10:]])
-        found["flash_mla::mha_gradients"].append([*tensors, None, out, lse, dout, dlse, False, *arguments[11:]])
+        found["flash_mla::mha_gradients"].append([*arguments[:11], dlse, *arguments[12:]])
+        found["flash_mla::mha_gradients"].append([*tensors, *without, out, lse, dout, dlse, False, *arguments[13:]])
         gradients = list(map(torch.zeros_like, (*tensors[:3], sink)))
-        read = *tensors, out, lse, dout
-        found["flash_mla::mha_backward"].append([*read, sink, dlse, *gradients, *numbers])
-        found["flash_mla::mha_backward"].append([*read, None, None, *gradients[:3], None, *numbers])
+        read = out, lse, dout
+        optional = sink, used_q, used_k
+        found["flash_mla::mha_backward"].append([*tensors, *optional, *read, dlse, *gradients, *numbers])
+        found["flash_mla::mha_backward"].append([*tensors, *without, *read, None, *gradients[:3], None, *numbers])
     for parts in found["flash_mla::merge"][:1]:  # of another type
         out, lse = torch.ops.flash_mla.merge(*parts)
         found["flash_mla::merge_out"].append([*parts[:5], out.float(), lse, 1, 2, 0])
