@@ -68,7 +68,7 @@ fmla_status cuda_mha_write_padding(enum operation operation, const struct cuda_s
         .blocks = (int64_t)params->b * params->slices,
         .stream = stream,
     };
-    return params->used && params->b
+    return params->used && params->b && (params->starts ? params->tokens : params->extent)
                ? cuda_launch(operation_name(operation), scope, &launch, (void *[]){params})
                : FMLA_OK;
 }

@@ -34,7 +34,7 @@ static void apart(struct mha_forward_call *c, int64_t s_q, int64_t h_q, int64_t 
 static void ragged(struct mha_forward_call *c)
 {
     const struct layout layout =
-        SHAPE_OF(layout, .flat = true, .splits = B + 1, .tokens_q = TOKENS_Q, .tokens_k = TOKENS_K,
+        SHAPE_OF(layout, .flat = true, .b = B, .splits = B + 1, .tokens_q = TOKENS_Q, .tokens_k = TOKENS_K,
                  .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_forward_make(c, &layout, gpu_number(0));
 }
@@ -195,6 +195,55 @@ static void kernel_with_splits(void)
     }
 }
 
+/* ---- Padding ----------------------------------------------------------------------------------- */
+
+/* Results of padding are written by a launch after those of any kernel. Hopper's kernel with splits clears Q's. */
+static void padding(void)
+{
+    static const char *const kernels[][2] = {{"cuda", "mha_forward_bf16"},
+                                             {"cuda-sm80", "sm80_mha_forward_bf16_192"},
+                                             {"cuda-sm90", "sm90_mha_forward_bf16_192"}};
+    for (int i = 0; i < 6; i++) {
+        struct mha_forward_call c;
+        const bool flat = i % 2;
+        (flat ? ragged(&c) : apart(&c, S_Q, H_Q, H_KV));
+        c.args.kernel = kernels[i / 2][0];
+        c.args.seqused_k = &c.seqused_k.tensor;
+        RUNS(mha_forward, &c, "%s", kernels[i / 2][1]);
+        c.args.seqused_q = &c.seqused_q.tensor;
+        RUNS(mha_forward, &c, "%s%s|mha_padding", kernels[i / 2][1], i / 2 == 2 ? "_splits" : "");
+        const struct mha_padding_params p = PARAMS(mha_padding_params, launched(0));
+        CHECK_ALL({p.used == c.seqused_q.tensor.data, 1}, {p.starts != NULL, flat}, {p.b, B}, {p.heads, H_Q},
+                  {flat ? p.tokens : p.extent, flat ? TOKENS_Q : S_Q}, {p.to[0].data == c.out.tensor.data, 1},
+                  {p.width[0], D_V}, {p.to[1].data == NULL, 1}, {p.to[0].token, H_Q * D_V},
+                  {p.to[0].head, D_V}, {p.aligned, 1}, {p.lse == c.lse.tensor.data, 1},
+                  {p.lse_of_empty > 0.0f, 1}, GRID(launched(0), B * p.slices, 32 * MHA_WARPS, 0));
+        CHECK(p.slices == (8 * fake->sms + B - 1) / B, "%d CTAs of a request", p.slices);
+        c.out.tensor.byte_offset = 2, c.args.kernel = "cuda";
+        RUNS(mha_forward, &c, "%s", "mha_forward_bf16|mha_padding");
+        CHECK_EQ(PARAMS(mha_padding_params, launched(0)).aligned, 0);
+    }
+}
+
+/* Lengths in use are not known to the host: each request is split by its own, in the kernel. */
+static void splits_of_used_lengths(void)
+{
+    for (int of_q = 0; of_q < 2; of_q++) {
+        struct mha_forward_call c;
+        const struct layout layout = SHAPE_OF(layout, .b = 1, .s_q = 128, .s_k = 65536, .h_q = 16, .h_kv = 16,
+                                              .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE | HAS_USED);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        if (of_q)
+            c.args.seqused_k = NULL;
+        else
+            c.args.seqused_q = NULL;
+        RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192_splits|sm90_mha_forward_join_bf16_192%s",
+             of_q ? "|mha_padding" : "");
+        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launched(1 + of_q));
+        CHECK_ALL({p.splits, 0}, {p.blocks_of_split, 0}, {p.most_splits, 16}, {p.part_rows, 16 * 128 * 16});
+    }
+}
+
 /* ---- Which kernel ------------------------------------------------------------------------------- */
 
 static void check_hopper(const char *what, const struct mha_forward_call *c)
@@ -346,6 +395,38 @@ static void gradients_of_sinks(void)
     CHECK_EQ(PARAMS(mha_backward_params, launched(0)).dsink_parts, B * S_Q);
     CHECK(PARAMS(mha_backward_params, launched(0)).dlse == c.dlse.tensor.data, "%s",
           "dlse is another tensor");
+}
+
+/* Each side has a launch of its own. */
+static void gradients_of_padding(void)
+{
+    for (int flat = 0; flat < 2; flat++) {
+        struct mha_backward_call c;
+        backward(&c, flat, B);
+        c.args.kernel = "cuda-sm90";
+        RUNS(mha_backward, &c, "%s",
+             "sm90_mha_backward_prepare_bf16_192|sm90_mha_backward_bf16_192|sm90_mha_backward_finish_bf16_"
+             "192");
+        CHECK_EQ(PARAMS(mha_backward_sm90_params, launched(1)).clears, flat);
+        c.args.seqused_k = &c.seqused_k.tensor;
+        RUNS(
+            mha_backward, &c, "%s",
+            "sm90_mha_backward_prepare_bf16_192|sm90_mha_backward_bf16_192|sm90_mha_backward_finish_bf16_192|"
+            "mha_padding");
+        CHECK_EQ(PARAMS(mha_backward_sm90_params, launched(2)).clears, 1);
+        const struct mha_padding_params p = PARAMS(mha_padding_params, launched(0));
+        CHECK_ALL({p.used == c.seqused_k.tensor.data, 1}, {p.heads, H_KV},
+                  {flat ? p.tokens : p.extent, flat ? TOKENS_K : S_K}, {p.to[0].data == c.dk.tensor.data, 1},
+                  {p.to[1].data == c.dv.tensor.data, 1}, {p.width[0], D_QK}, {p.width[1], D_V},
+                  {p.lse == NULL, 1}, {p.aligned, 1});
+        c.args.seqused_q = &c.seqused_q.tensor, c.args.kernel = "cuda-sm80";
+        RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_192|%s",
+             "sm80_mha_backward_bf16_finish_192|mha_padding|mha_padding");
+        const struct mha_padding_params of_q = PARAMS(mha_padding_params, launched(1));
+        CHECK_ALL({of_q.used == c.seqused_q.tensor.data, 1}, {of_q.heads, H_Q},
+                  {of_q.to[0].data == c.dq.tensor.data, 1}, {of_q.to[1].data == NULL, 1},
+                  {of_q.width[0], D_QK});
+    }
 }
 
 /* With a sink and dlse no kernel may keep P in fp16. */
@@ -530,5 +611,6 @@ int main(int argc, char **argv)
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
                          splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80, no_request,
                          gradients, wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
-                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse);
+                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse,
+                         padding, splits_of_used_lengths, gradients_of_padding);
 }

@@ -377,9 +377,11 @@ static void judge_mha(size_t bytes)
     const struct fake_launch *const launch = &fake->launch[0];
     const bool hopper = !strncmp(launch->kernel, "sm90", 4), with = strstr(launch->kernel, "_splits");
     const bool splits = hopper && PARAMS(mha_forward_sm90_params, launch).part_rows;
-    HOLDS(fake->launches == 1 + splits && (with || !splits));
-    HOLDS(splits || !with ||
-          c->q.shape[3 - flat] == 128); /* which is taken there for its order, too, or a sink */
+    const bool padding = c->args.seqused_q;
+    HOLDS(fake->launches == 1 + splits + padding && (with || !splits));
+    HOLDS(!padding || !strcmp(fake->launch[1 + splits].kernel, "mha_padding"));
+    /* The kernel with splits is taken to clear padding, too, and at 128/128 for its order or a sink. */
+    HOLDS(splits || !with || padding || c->q.shape[3 - flat] == 128);
     const struct mha_forward_params all =
         PARAMS(mha_forward_params, launch); /* with which all others begin */
     check_passed_of_mha(&passed, c, &all, b, h_q, h_kv);

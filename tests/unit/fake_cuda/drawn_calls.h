@@ -237,13 +237,14 @@ static inline void draw_mha(struct layout *l)
     const int64_t size = draw_below(5);
     l->type = draw_one_in(3) ? fp16 : bf16, l->d_qk = sizes[size][0], l->d_v = sizes[size][1];
     l->h_kv = DRAW_OF(1 << 10, 1, 1, 2, 4, 8, 16, 128), l->h_q = l->h_kv * DRAW_OF(1 << 6, 1, 1, 2, 4, 8, 16);
-    l->flat = draw_one_in(2), l->causal = draw_one_in(2), l->has |= draw_bits_of(HAS_DLSE);
+    l->flat = draw_one_in(2), l->causal = draw_one_in(2),
+    l->has |= draw_bits_of(HAS_DLSE) | draw_bits_of(HAS_USED);
     const int64_t b = draw_size(1 << 20) - draw_one_in(8), q = draw_size(INT32_MAX) - draw_one_in(8),
                   k = draw_size(INT32_MAX) - draw_one_in(8);
     const double others = (double)(l->h_q * 256) * (double)(l->flat || !b ? 1 : b);
     *(l->flat ? &l->tokens_q : &l->s_q) = draw_fit(q, others);
     *(l->flat ? &l->tokens_k : &l->s_k) = draw_fit(k, others);
-    *(l->flat ? &l->splits : &l->b) = l->flat ? b + 1 : b;
+    l->b = b, l->splits = b + 1;
 }
 
 static inline struct shape draw_shape(enum operation operation, int64_t sms)

@@ -36,6 +36,7 @@ static const struct form {
     {FORM("merge", "", merge_params, 0)},
     {FORM("mha_backward_", "", mha_backward_params, 0)},
     {FORM("mha_forward_", "", mha_forward_params, 0)},
+    {FORM("mha_padding", "", mha_padding_params, 0)},
     {FORM("quantise_queries", "", quantise_params, 0)},
     {FORM("sparse_decode_", "", sparse_decode_params, 0)},
     {FORM("sparse_prefill_", "", sparse_prefill_params, 0)},

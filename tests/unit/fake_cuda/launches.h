@@ -86,11 +86,11 @@ static inline void check_left(const char *label, enum operation operation, void 
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
-/* Returns whether a kernel of Hopper overlaps with the preceding launch: all but dense MHA's, whose join does. */
+/* Returns whether a kernel of Hopper overlaps with the preceding launch: all but the first of dense MHA's. */
 static inline bool overlaps(const char *kernel)
 {
-    const char *const mha = "sm90_mha_forward_";
-    return !strncmp(kernel, "sm90", 4) &&
+    const char *const mha = "sm90_mha_forward_", *const gradients = "sm90_mha_backward_prepare_";
+    return !strncmp(kernel, "sm90", 4) && strncmp(kernel, gradients, strlen(gradients)) != 0 &&
            (strncmp(kernel, mha, strlen(mha)) != 0 || !strncmp(kernel + strlen(mha), "join", 4));
 }
 

@@ -179,6 +179,8 @@ static inline void check_passed_of_mha(const struct passed *passed, const struct
     check_passed(passed, "v", p->v, 0, p->v_stride + flat, 3 - flat);
     check_passed(passed, "cu_seqlens_q", p->starts_q, 0, NULL, 0);
     check_passed(passed, "cu_seqlens_k", p->starts_k, 0, NULL, 0);
+    check_passed(passed, "seqused_q", p->used_q, 0, NULL, 0);
+    check_passed(passed, "seqused_k", p->used_k, 0, NULL, 0);
     check_passed(passed, "out", p->output.out, 0, p->output.out_stride + flat, 3 - flat);
     check_passed(passed, "lse", p->output.lse, 0, p->output.lse_stride + flat, 2 - flat);
     check_passed_rules(passed, &p->output.rules, 0),
