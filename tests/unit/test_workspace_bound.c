@@ -101,6 +101,7 @@ static struct shape draw_most(void)
         const int64_t group = draw_clamp(l->h_q / key_heads(l), 1, sparse ? 1 << 12 : 1 << 10);
         l->h_q = group * key_heads(l), l->b = draw_clamp(l->b, 0, 1 << 14);
     }
+    if (operation_is_mha(operation)) l->splits = l->b + 1;
     l->max_pages = draw_clamp(l->max_pages, 0, 1 << 14);
     l->topk = draw_clamp(l->topk, 0, sparse ? 1 << 20 : 1 << 16);
     l->extra_topk = draw_clamp(l->extra_topk, 0, 1 << 20);
@@ -159,7 +160,7 @@ static bool check_bound(void)
         for (size_t k = 0; k < sizeof vary / sizeof vary[0]; k++)
             some.of.size[vary[k]] = less(most.of.size[vary[k]], 0);
         some.of.s_q = less(most.of.s_q, prefill || mha ? 0 : 1);
-        if (most.of.splits) some.of.splits = less(most.of.splits, 1);
+        if (mha) some.of.splits = some.of.b + 1;
         some.of.h_q = key_heads(&most.of) * less(most.of.h_q / key_heads(&most.of), 1);
         if (draw_one_in(4)) some.of.has &= ~(unsigned)(HAS_EXTRA | HAS_EXTRA_LENGTHS), some.of.extra_topk = 0;
         HOLDS(ask(&some, true) <= bound);
