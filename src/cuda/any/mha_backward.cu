@@ -4,8 +4,8 @@
  * warp takes a row of dq, or a key of dk and dv, and adds in a fixed order, so that all three have the same
  * bits in every run. The warp computes the weight P and dS = P (dout·v - delta) = P (dout·(v - out)) of 32
  * keys or rows together, one key or row after the other; each lane keeps those of one. Then it adds their
- * vectors. The warp of a token or key that is padding or belongs to no request writes zeros. device/backward_rows.cuh says how
- * the sink and the gradient of lse enter.
+ * vectors. The warp of a token or key that is padding or belongs to no request writes zeros.
+ * device/backward_rows.cuh says how the sink and the gradient of lse enter.
  *
  * The gradient of the sink: a CTA a head adds what the rows, or the tiles of rows of the kernels on tensor cores,
  * have left.
