@@ -34,9 +34,9 @@ struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_prob
 /* Returns the most rows of parts of any call up to these sizes, for whatever h_kv. */
 int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *problem, int32_t sms);
 
-/* Returns whether a call that is not split takes the kernel with splits nevertheless: with lengths in use of tokens, whose
- * padding it clears; at 128/128 with a sink, or for its order of products, which is faster where most SMs have one tile of
- * not too many key blocks. */
+/* Returns whether a call that is not split takes the kernel with splits nevertheless: with lengths in use of tokens,
+ * whose padding it clears; at 128/128 with a sink, or for its order of products, which is faster where most SMs have one
+ * tile of not too many key blocks. */
 bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *problem, int32_t sms);
 
 /* Returns the TMA view of q: a box is the rows of a tile by 64 columns. */
