@@ -91,6 +91,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink") || !strcmp(name, "d_attn_sink")) return s->sink;
     if (!strcmp(name, "dlse")) return s->dlse;
+    if (!strncmp(name, "seqused", 7)) return false;
     if (!strcmp(name, "out_last") || !strcmp(name, "lse_last")) return s->last;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;

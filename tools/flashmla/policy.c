@@ -266,9 +266,9 @@ static struct work prefill_work(const struct call *call)
 
 /* ---- Dense MHA ------------------------------------------------------------------------------- */
 
-/* Tokens or keys of a request; first is 0 if requests are separate. */
+/* Tokens or keys of a request: those in use, and all with padding; first is 0 if requests are separate. */
 struct span {
-    int64_t first, count;
+    int64_t first, count, extent;
 };
 struct request {
     struct span q, k;
@@ -279,25 +279,33 @@ static int64_t end_of(struct span span)
     return span.first + span.count;
 }
 
-/* Clamps a start as the library does (cu_seqlens in flashmla/flashmla.h). */
+/* Clamps as the library does (cu_seqlens and seqused in flashmla/flashmla.h). */
 static int64_t clamped(int64_t start, int64_t least, int64_t most)
 {
     return start < least ? least : start > most ? most : start;
 }
 
-/* Returns the span of request r from its starts; `before` is the previous request's. */
-static struct span span_of(const int32_t *starts, int64_t r, struct span before, int64_t tokens)
+/* Returns the span of request r; `before` is the previous request's. starts: NULL: requests are separate, with `tokens`
+ * each; used: NULL: all are in use. */
+static struct span span_of(const int32_t *starts, const int32_t *used, int64_t r, struct span before,
+                           int64_t tokens)
 {
-    const int64_t first = clamped(starts[r], end_of(before), tokens);
-    return (struct span){first, clamped(starts[r + 1], first, tokens) - first};
+    struct span span = {0, tokens, tokens};
+    if (starts) {
+        span.first = clamped(starts[r], before.first + before.extent, tokens);
+        span.count = span.extent = clamped(starts[r + 1], span.first, tokens) - span.first;
+    }
+    if (used) span.count = clamped(used[r], 0, span.extent);
+    return span;
 }
 
 static struct request next_request(const struct call *call, int64_t r, struct request before)
 {
     const int32_t *of_q = integers(call, "cu_seqlens_q"), *of_k = integers(call, "cu_seqlens_k");
-    if (!of_q) return (struct request){{0, call_size(call, DIM_s_q)}, {0, call_size(call, DIM_s_k)}};
-    return (struct request){span_of(of_q, r, before.q, call_size(call, DIM_tokens_q)),
-                            span_of(of_k, r, before.k, call_size(call, DIM_tokens_k))};
+    return (struct request){span_of(of_q, integers(call, "seqused_q"), r, before.q,
+                                    call_size(call, of_q ? DIM_tokens_q : DIM_s_q)),
+                            span_of(of_k, integers(call, "seqused_k"), r, before.k,
+                                    call_size(call, of_k ? DIM_tokens_k : DIM_s_k))};
 }
 
 static int64_t requests_of(const struct call *call)
@@ -308,15 +316,16 @@ static int64_t requests_of(const struct call *call)
 void call_set_longest(struct call *call)
 {
     static const struct {
-        const char *starts, *most;
+        const char *starts, *used, *most;
         enum dimension tokens;
-    } of[] = {{"cu_seqlens_q", "max_s_q", DIM_tokens_q}, {"cu_seqlens_k", "max_s_k", DIM_tokens_k}};
+    } of[] = {{"cu_seqlens_q", "seqused_q", "max_s_q", DIM_tokens_q},
+              {"cu_seqlens_k", "seqused_k", "max_s_k", DIM_tokens_k}};
     for (int i = 0; i < 2; i++) {
         const fmla_tensor *starts = call_tensor(call, of[i].starts);
         int64_t *most = call_option(call, of[i].most);
         struct span span = {0};
         for (int64_t r = 0; starts && r + 1 < starts->shape[0]; r++) {
-            span = span_of(starts->data, r, span, call_size(call, of[i].tokens));
+            span = span_of(starts->data, integers(call, of[i].used), r, span, call_size(call, of[i].tokens));
             if (span.count > *most) *most = span.count;
         }
     }
@@ -372,14 +381,15 @@ static void print_mha(const struct call *call, const struct work *work)
 }
 
 /* A row is a request of one unmasked token over the first keys of its request. A token of no
- * request remains outside. */
+ * request remains outside; padding sees no key. */
 static void mha_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED])
 {
     const bool flat = call_is_flat(call);
     const int64_t token = at[!flat], requests = requests_of(call);
     struct request request = {0};
-    for (int64_t r = 0; r < requests && token >= end_of(request.q); r++)
+    for (int64_t r = flat ? 0 : at[0]; r < requests && token >= request.q.first + request.q.extent; r++)
         request = next_request(call, r, request);
+    const bool is_padding = token >= end_of(request.q) && token < request.q.first + request.q.extent;
     const bool has = token >= request.q.first && token < end_of(request.q);
     int64_t seen = has ? request.k.count : 0;
     if (is_on(call, "causal")) seen += token + 1 - end_of(request.q);
@@ -394,7 +404,11 @@ static void mha_narrow(struct call *part, const struct call *call, const int64_t
         part->tensor[TENSOR_mha_forward_cu_seqlens_q + i].data = room + 2 * i;
         part->shape[TENSOR_mha_forward_cu_seqlens_q + i][0] = 2;
     }
-    room[0] = 0, room[1] = has, room[2] = 0, room[3] = (int32_t)seen;
+    for (int i = 0; i < 2; i++) {
+        part->tensor[TENSOR_mha_forward_seqused_q + i].data = room + 4;
+        part->shape[TENSOR_mha_forward_seqused_q + i][0] = 1;
+    }
+    room[0] = 0, room[1] = has || is_padding, room[2] = 0, room[3] = (int32_t)seen, room[4] = INT32_MAX;
     *(int32_t *)call_option(part, "causal") = 0;
 }
 

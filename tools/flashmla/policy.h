@@ -17,7 +17,7 @@ struct work {
     double bytes; /* least bytes read and written, each once */
 };
 
-enum { RESULTS = 4, ROW_DIMENSIONS = 3, KEY_SOURCES = 2, NARROWED = 4 };
+enum { RESULTS = 4, ROW_DIMENSIONS = 3, KEY_SOURCES = 2, NARROWED = 5 };
 
 /* The tensors, by name, in which rows find keys. */
 struct key_source {
