@@ -3,12 +3,12 @@
  * Gradients of dense MHA on the CPU: the driver. The microkernels (backward.h) do the arithmetic.
  *
  * A first loop computes delta = Σ dout · out of every row and converts its lse to base 2; the sink and the
- * gradient of lse enter through these two (row_numbers). A second loop computes dk and dv by tiles of keys, and dq by tiles of query rows. Each tile reads everything that it
- * meets, so a result is one sum in one order, whatever thread runs it and whatever other requests are in the
- * batch. Scores and dP are therefore computed twice: seven products where one sweep would take five. One
- * sweep would add to dq from all tiles of keys, which requires either an order among them, and so threads
- * that wait, or several copies of dq. Separate loops write zero gradients for padding, and for the tokens and
- * keys of no request.
+ * gradient of lse enter through these two (row_numbers). A second loop computes dk and dv by tiles of keys, and
+ * dq by tiles of query rows. Each tile reads everything that it meets, so a result is one sum in one order,
+ * whatever thread runs it and whatever other requests are in the batch. Scores and dP are therefore computed
+ * twice: seven products where one sweep would take five. One sweep would add to dq from all tiles of keys,
+ * which requires either an order among them, and so threads that wait, or several copies of dq. Separate loops
+ * write zero gradients for padding, and for the tokens and keys of no request.
  *
  * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | gradients of sinks, [blocks of tokens][h_q] fp32 |
  *             spans of requests | one scratch per worker

@@ -33,8 +33,8 @@ template <bool BY_KEY, typename Params> DEVICE int find_ragged(const Params &p, 
     return -1;
 }
 
-/* Finds the request of token, or key, `at` of all requests, and its position in the tensors, `token`. Returns false if it
- * belongs to no request or is padding. */
+/* Finds the request of token, or key, `at` of all requests, and its position in the tensors, `token`. Returns false if
+ * it belongs to no request or is padding. */
 template <bool BY_KEY, typename Params>
 DEVICE bool find_request(const Params &p, int64_t at, RowRequest &r, int &token)
 {

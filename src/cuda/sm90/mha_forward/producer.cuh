@@ -93,7 +93,8 @@ template <typename Layout> struct QueryKeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
-    /* Returns whether padding follows the tile's rows. Calls that may have some take the kernel with splits (choice.c). */
+    /* Returns whether padding follows the tile's rows. Calls that may have some take the kernel with splits
+     * (choice.c). */
     DEVICE bool has_padding(const TileRows &tile) const
     {
         return Layout::SPLITS && p.call.used_q && tile.rows < p.tile_rows;

@@ -49,8 +49,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
 
     const mha_forward_sm90_params &p;
     uint32_t
-        window; /* per request: first token, tokens in use, first key, keys in use; then the number of its first tile; then the
-                   splits of its tiles and, if there are several, the first row of its parts */
+        window; /* per request: first token, tokens in use, first key, keys in use; then the number of its first tile;
+                   then the splits of its tiles and, if there are several, the first row of its parts */
     int first = 0, end = 0; /* the window's first request; the number of the first tile behind the window */
 
     DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
