@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU: the host part that all its kernels share. There is no plan; Hopper's kernel splits
- * requests.
+ * Dense MHA on a GPU: the host part that all its kernels share. There is no plan; kernels on
+ * tensor cores split requests.
  */
 #include "attention.h"
 
+#include "sm80/mha_forward/choice.h"
 #include "sm90/mha_forward/choice.h"
 
 #include <string.h>
@@ -85,14 +86,18 @@ fmla_status cuda_mha_forward_padding(const struct cuda_scope *scope, const struc
     return cuda_mha_write_padding(p->operation, scope, &params, p->stream);
 }
 
-/* Hopper's kernel counts the taken tiles in the workspace, and has the parts of splits there. */
+/* Hopper's kernel counts the taken tiles in the workspace; it and the portable kernel have the parts of splits there,
+ * in the room of the one that has more. */
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_FORWARD, .element = p->element};
     const int32_t sms = w->device->sms;
-    if (w->device->capability != 90 || !cuda_can_have(w->device, cuda_kernel_of(key))) return FMLA_OK;
-    w->bytes = cuda_line_up(sizeof(struct tile_counters));
-    const int64_t rows =
-        p->bound ? sm90_mha_forward_most_part_rows(p, sms) : sm90_mha_forward_splitting(p, sms).part_rows;
+    int64_t rows = sm80_mha_forward_part_rows(p, w->device);
+    if (w->device->capability == 90 && cuda_can_have(w->device, cuda_kernel_of(key))) {
+        const int64_t of_hopper =
+            p->bound ? sm90_mha_forward_most_part_rows(p, sms) : sm90_mha_forward_splitting(p, sms).part_rows;
+        if (of_hopper > rows) rows = of_hopper;
+        w->bytes = cuda_line_up(sizeof(struct tile_counters));
+    }
     return rows ? cuda_place_parts(p, rows, w->bytes, w) : FMLA_OK;
 }

@@ -1,86 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable dense MHA forward on tensor cores: which problems it takes, choice of the tile shape, and
- * launch. A CTA has one tile.
+ * Launch of the portable dense MHA forward on tensor cores: a CTA has one tile, or one split of its keys; then, if
+ * there are splits, the join.
  */
 #include "../../attention.h"
+#include "choice.h"
 #include "shape.h"
 
-enum { ALIGNMENT = 16 /* bytes per cp.async */ };
+enum { ALIGNMENT = 16 /* bytes of a store to out */ };
 enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2, for the K and V of heads that are processed together */ };
+enum { JOIN_BLOCKS_PER_SM = 4 };
 
-/* Returns the heads per tile: all of a key head if requests have so few tokens that tiles of single heads
- * would be more. */
-static int32_t heads_of_tile(const struct attention_problem *p)
+static struct cuda_kernel *kernel_of(const struct attention_problem *p, enum cuda_schedule schedule,
+                                     int variant)
 {
-    const int64_t group = p->h_q / p->h_kv, most = MHA_SM80_ROWS / group;
-    if (group == 1 || !most) return 1;
-    return cuda_ceil_div(p->s_q, most) < group * cuda_ceil_div(p->s_q, MHA_SM80_ROWS) ? (int32_t)group : 1;
+    return cuda_kernel_of((struct cuda_key){schedule, .element = p->element, .variant = variant});
 }
 
-/* Returns an upper bound of the number of tiles: the host does not know the lengths of ragged requests. */
-static int64_t tiles_of(const struct attention_problem *p)
-{
-    const int64_t heads = heads_of_tile(p), tokens = MHA_SM80_ROWS / heads, units = p->h_q / heads;
-    if (!p->ragged_q.starts) return p->b * cuda_ceil_div(p->s_q, tokens) * units;
-    const int64_t begun = p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* non-empty requests */
-    return (p->ragged_q.tokens / tokens + begun) * units;
-}
-
-static bool keys_aligned(const struct attention_problem *p, const struct key_view *view)
-{
-    const int64_t shape[] = {p->ragged_k.starts ? 1 : p->b, p->keys[0].page_size, p->h_kv};
-    const int64_t bytes[] = {view->page_bytes, view->slot_bytes, view->head_bytes};
-    return !p->keys[0].page_size || cuda_rows_aligned(view->data, shape, bytes, 3, 1, ALIGNMENT);
-}
-
-static const char *refuses(const struct attention_problem *p, const char **argument)
-{
-    const int64_t shape[] = {p->ragged_q.starts ? 1 : p->b, p->ragged_q.starts ? p->ragged_q.tokens : p->s_q,
-                             p->h_q};
-    *argument = "v";
-    if (p->d_v != mha_values_of(p->d_qk)) return MHA_SIZES_TAKEN;
-    *argument = "q";
-    if (tiles_of(p) > INT32_MAX) return "takes fewer than 2^31 tiles of rows";
-    if (!cuda_rows_aligned(p->q, shape, p->q_stride, 3, 2, ALIGNMENT))
-        return "takes queries whose base and strides are multiples of 16 bytes";
-    *argument = "k";
-    if (!keys_aligned(p, &p->keys[0].k)) return "takes keys whose base and strides are multiples of 16 bytes";
-    *argument = "v";
-    if (!keys_aligned(p, &p->keys[0].v))
-        return "takes values whose base and strides are multiples of 16 bytes";
-    *argument = "softmax_scale";
-    if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
-    return NULL;
-}
-
-/* Returns the widest shape of which as many CTAs as it says fit an SM, including the memory that the system
- * reserves per CTA. Of a small one every GPU has room for one. */
-static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
-{
-    enum { OF_SYSTEM = 1024 };
-#define SHAPE(d_qk, d_v, suffix, row_tiles, warps, keys, q, ctas) {d_qk, ctas, MHA_SM80_##d_qk##suffix},
-    static const struct {
-        int32_t d_qk, ctas;
-        enum mha_sm80_shape shape;
-    } shapes[] = {MHA_SM80_SHAPES(SHAPE)};
-#undef SHAPE
-    struct cuda_kernel *kernel = NULL;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (shapes[i].d_qk != p->d_qk) continue;
-        kernel = cuda_kernel_of((struct cuda_key){
-            .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)shapes[i].shape});
-        if (shapes[i].ctas * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) break;
-    }
-    return kernel;
-}
-
-static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
-                          const struct cuda_work *w)
+static struct mha_forward_sm80_params params_of(const struct attention_problem *p)
 {
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
-    const int32_t heads = heads_of_tile(p);
-    struct mha_forward_sm80_params params = {
+    const int32_t heads = mha_heads_of_tile(p, MHA_SM80_ROWS);
+    return (struct mha_forward_sm80_params){
         .call = cuda_mha_params(p),
         .heads_of_tile = heads,
         .tile_tokens = MHA_SM80_ROWS / heads,
@@ -92,15 +33,58 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .units_of_key_head = (int32_t)(p->h_q / p->h_kv / heads),
         .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
         .out_aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, ALIGNMENT),
+        .splits = 1,
     };
-    const struct cuda_launch launch = {
-        .kernel = kernel_for(p, w->device->shared_bytes),
-        .blocks = tiles_of(p),
-        .stream = p->stream,
-    };
-    return launch.blocks ? cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params})
-                         : FMLA_OK;
 }
 
-const struct cuda_attention cuda_sm80_mha_forward = {
-    .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = cuda_mha_prepare, .launch = launch};
+static void put_splits(struct mha_forward_sm80_params *params, const struct attention_problem *p,
+                       const struct cuda_work *w, const struct mha_tiling *tiling,
+                       const struct mha_splitting *splitting)
+{
+    char *const workspace = p->workspace;
+    params->splits = splitting->splits, params->blocks_of_split = splitting->blocks_of_split;
+    params->most_splits = splitting->most_splits, params->slots = tiling->slots;
+    params->block_keys = (int32_t)tiling->keys, params->block_divisor = divisor_of((uint32_t)tiling->keys);
+    params->part_rows = (int32_t)splitting->part_rows;
+    params->part_out = (float *)(void *)(workspace + w->split.part_out_offset);
+    params->part_ends = (struct part_end *)(void *)(workspace + w->split.part_ends_offset);
+}
+
+/* Launches the join, a warp for each row of split tiles, which take turns. */
+static fmla_status launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
+                               struct mha_forward_sm80_params *params)
+{
+    const int64_t rows = params->part_rows / 2, wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS),
+                  most = JOIN_BLOCKS_PER_SM * (int64_t)scope->device->sms;
+    const struct cuda_launch launch = {
+        .kernel = kernel_of(p, CUDA_SM80_MHA_FORWARD_JOIN, mha_size_of(p->d_v)),
+        .blocks = wanted < most ? wanted : most,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    const struct sm80_mha_shape *shape = sm80_mha_forward_shape(p, w->device);
+    const struct mha_tiling tiling = sm80_mha_forward_tiling(shape, w->device);
+    const struct mha_splitting splitting = sm80_mha_forward_splitting(p, &tiling);
+    struct mha_forward_sm80_params params = params_of(p);
+    if (splitting.part_rows) put_splits(&params, p, w, &tiling, &splitting);
+    const struct cuda_launch launch = {
+        .kernel = kernel_of(p, splitting.part_rows ? CUDA_SM80_MHA_FORWARD_SPLITS : CUDA_SM80_MHA_FORWARD,
+                            shape->variant),
+        .blocks = mha_most_items(p, &tiling, &splitting),
+        .stream = p->stream,
+    };
+    if (!launch.blocks) return FMLA_OK;
+    const fmla_status status = cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+    return status || !splitting.part_rows ? status : launch_join(scope, p, &params);
+}
+
+const struct cuda_attention cuda_sm80_mha_forward = {.driver = CUDA_ATTENTION_DRIVER,
+                                                     .refuses = sm80_mha_forward_refuses,
+                                                     .prepare = cuda_mha_prepare,
+                                                     .launch = launch};

@@ -33,7 +33,8 @@ struct MhaLayout {
     using Element = Element_;
     static constexpr int D_QK = D_QK_, D_V = D_V_, ROW_TILES = ROW_TILES_, WARPS = WARPS_,
                          STAGES = MHA_SM80_STAGES, KEYS = keys_of_block<ROW_TILES_>(KEYS_);
-    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_,
+                          SPLITS = false; /* the keys of some tiles are split */
     static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
     static constexpr int STEPS = D_QK / 16, KEY_TILES = KEYS / 8, COLUMN_TILES = D_V / 8;
     static constexpr int QK_LINES = MHA_SM80_LINES(D_QK), V_LINES = MHA_SM80_LINES(D_V);
@@ -55,12 +56,16 @@ struct MhaLayout {
                   "a pass copies whole lines");
 };
 
+template <typename Layout> struct WithSplits : Layout {
+    static constexpr bool SPLITS = true;
+};
+
 /* The attention of a tile by its CTA. Each function is defined in the file of its role. */
 template <typename Layout> struct MhaForward : Layout {
     using Layout::COLUMN_TILES, Layout::D_QK, Layout::D_V, Layout::K_BYTES, Layout::KEY_GROUP,
         Layout::KEY_TILES, Layout::KEYS, Layout::KEYS_OF_PASS, Layout::LINES_OF_PASS, Layout::Q_BYTES,
         Layout::Q_GROUP, Layout::Q_IN_REGISTERS, Layout::QK_LINES, Layout::ROW_TILES, Layout::ROWS,
-        Layout::ROWS_OF_PASS, Layout::STAGES, Layout::STEPS, Layout::V_BYTES, Layout::V_LINES,
+        Layout::ROWS_OF_PASS, Layout::SPLITS, Layout::STAGES, Layout::STEPS, Layout::V_BYTES, Layout::V_LINES,
         Layout::WARP_ROWS, Layout::WARPS;
     using typename Layout::Element;
 
@@ -91,6 +96,7 @@ template <typename Layout> struct MhaForward : Layout {
     struct Shared {
         WorkTile tile;
         VisibleKeys visible[WARPS];
+        int part_row; /* of a split, the first row of its part; < 0: the tile is not split. Unused without splits. */
     };
     static_assert(sizeof(Shared) <= MHA_SM80_TILE_BYTES, "");
 
@@ -137,6 +143,7 @@ template <typename Layout> struct MhaForward : Layout {
     /* ---- epilogue.cuh ---- */
 
     DEVICE void epilogue(const RowState &state, Sums &o) const;
+    DEVICE void store_part(int part_row, const RowState &state, const Sums &o) const;
     DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const;
     DEVICE void write_lines(uint32_t lines) const;
     DEVICE static void store_elements(uint16_t *to, const uint4 &words);

@@ -184,17 +184,17 @@ template <typename Layout> DEVICE void kernel(const mha_forward_sm80_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     WorkTile tile;
-    if (!find_tile(p, (int)blockIdx.x, tile)) return;
+    int part_row;
+    if (!find_tile < Layout::SPLITS ? Numbers::SPLITS : Numbers::TILES > (p, (int)blockIdx.x, tile, part_row))
+        return;
     MhaForward<Layout> forward(p, memory);
     if (threadIdx.x == 0) forward.shared->tile = tile;
+    if (Layout::SPLITS && threadIdx.x == 0) forward.shared->part_row = part_row;
     __syncthreads();
     forward.run();
 }
 
 } // namespace mha_forward
 
-#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS, CTAS)           \
-    DEFINE_KERNEL(                                                                                           \
-        NAME, mha_forward_sm80_params, (32 * (WARPS), CTAS),                                                 \
-        mha_forward::kernel<                                                                                 \
-            mha_forward::MhaLayout<ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS>>(p))
+#define MHA_FORWARD_KERNEL(NAME, LAYOUT, WARPS, CTAS)                                                        \
+    DEFINE_KERNEL(NAME, mha_forward_sm80_params, (32 * (WARPS), CTAS), mha_forward::kernel<LAYOUT>(p))

@@ -2,5 +2,6 @@
 #include "mainloop.cuh"
 
 #define SHAPE(d_qk, d_v, suffix, row_tiles, warps, keys, q, ctas)                                            \
-    MHA_FORWARD_KERNEL(sm80_mha_forward_fp16_##d_qk##suffix, Fp16, d_qk, d_v, row_tiles, warps, keys, q, ctas)
+    using Layout_##d_qk##suffix = mha_forward::MhaLayout<Fp16, d_qk, d_v, row_tiles, warps, keys, q>;        \
+    MHA_FORWARD_KERNEL(sm80_mha_forward_fp16_##d_qk##suffix, Layout_##d_qk##suffix, warps, ctas)
 MHA_SM80_SHAPES(SHAPE)

@@ -6,6 +6,7 @@
 #ifndef FMLA_CUDA_SM90_MHA_FORWARD_CHOICE_H
 #define FMLA_CUDA_SM90_MHA_FORWARD_CHOICE_H
 
+#include "../../mha_tiles.h"
 #include "../../tensor_map.h"
 
 /* Returns NULL if the kernel takes the problem; else states its condition and sets `argument` to the argument
@@ -22,14 +23,8 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
 /* Returns an upper bound of the number of tiles for ragged requests of any lengths. */
 int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 
-/* How the keys of tiles are split (mha_forward_sm90_params). */
-struct sm90_mha_splitting {
-    int32_t splits, blocks_of_split, most_splits;
-    int64_t part_rows; /* upper bound; 0: nothing is split */
-};
-
 /* `sms`: of the device. */
-struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_problem *problem, int32_t sms);
+struct mha_splitting sm90_mha_forward_splitting(const struct attention_problem *problem, int32_t sms);
 
 /* Returns the most rows of parts of any call up to these sizes, for whatever h_kv. */
 int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *problem, int32_t sms);
