@@ -14,6 +14,7 @@
 
 #include "cuda.h"
 #include "kernels.h"
+#include "mha_tiles.h"
 #include "params.h"
 
 enum { CUDA_WORKSPACE_ALIGNMENT = 256 /* the alignment of the driver's allocations */ };
@@ -64,7 +65,8 @@ struct cuda_work {
     struct launch_work launch;
     struct split_work split;
     struct dense_work dense;
-    size_t bytes; /* of the workspace */
+    struct mha_tiling mha; /* dense MHA: what its splits are computed for */
+    size_t bytes;          /* of the workspace */
 };
 
 /* ---- Requests that are split (split.c) --------------------------------------------------------- */

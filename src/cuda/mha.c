@@ -86,18 +86,18 @@ fmla_status cuda_mha_forward_padding(const struct cuda_scope *scope, const struc
     return cuda_mha_write_padding(p->operation, scope, &params, p->stream);
 }
 
-/* Hopper's kernel counts the taken tiles in the workspace; it and the portable kernel have the parts of splits there,
- * in the room of the one that has more. */
+/* Hopper's kernel counts the taken tiles in the workspace; it and the portable kernel have the parts of splits there.
+ * On Hopper the portable kernel splits as Hopper's does, so that it needs no more room. */
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_FORWARD, .element = p->element};
-    const int32_t sms = w->device->sms;
-    int64_t rows = sm80_mha_forward_part_rows(p, w->device);
     if (w->device->capability == 90 && cuda_can_have(w->device, cuda_kernel_of(key))) {
-        const int64_t of_hopper =
-            p->bound ? sm90_mha_forward_most_part_rows(p, sms) : sm90_mha_forward_splitting(p, sms).part_rows;
-        if (of_hopper > rows) rows = of_hopper;
         w->bytes = cuda_line_up(sizeof(struct tile_counters));
+        w->mha = sm90_mha_forward_tiling(p, w->device->sms);
+    } else {
+        w->mha = sm80_mha_forward_tiling(p, w->device);
     }
+    if (!w->mha.rows) return FMLA_OK;
+    const int64_t rows = p->bound ? mha_most_part_rows(p, &w->mha) : mha_splitting(p, &w->mha).part_rows;
     return rows ? cuda_place_parts(p, rows, w->bytes, w) : FMLA_OK;
 }

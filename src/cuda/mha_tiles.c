@@ -146,14 +146,14 @@ int64_t mha_most_part_rows(const struct attention_problem *p, const struct mha_t
 /* Ragged requests are not known here. The tiles of one are at most those that its rows fill, and one more for each
  * unit of heads; so those of its splits are at most those that the rows of its parts fill, and a unit a split. The
  * splits of all follow from their blocks. */
-int64_t mha_most_items(const struct attention_problem *p, const struct mha_tiling *t,
+int64_t mha_most_items(const struct attention_problem *p, int64_t rows, const struct mha_tiling *t,
                        const struct mha_splitting *s)
 {
-    const int64_t tiles = mha_tiles(p, t->rows), heads = mha_heads_of_tile(p, t->rows),
-                  all = tiles * s->most_splits; /* below 2^31 */
+    const int64_t tiles = mha_tiles(p, rows), heads = mha_heads_of_tile(p, rows),
+                  all = times(tiles, s->most_splits);
     if (!p->ragged_q.starts || s->splits) return all;
     const int64_t blocks = p->ragged_k.tokens / t->keys + p->b,
                   splits =
                       s->blocks_of_split ? blocks / s->blocks_of_split + begun(p) : blocks / MHA_LEAST_BLOCKS;
-    return least(all, tiles + splits * (p->h_q / heads) + s->part_rows / (t->rows / heads * heads));
+    return least(all, tiles + splits * (p->h_q / heads) + s->part_rows / (rows / heads * heads));
 }

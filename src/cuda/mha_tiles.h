@@ -10,7 +10,7 @@
 
 enum { MHA_MOST_BLOCKS = 65536 /* CTAs: their tile counters run past the last tile */ };
 
-/* The tiles of a kernel. */
+/* What splits are computed for. */
 struct mha_tiling {
     int64_t rows, keys; /* of a tile; of a block */
     int32_t slots;      /* CTAs that run at the same time */
@@ -37,8 +37,8 @@ struct mha_splitting mha_splitting(const struct attention_problem *problem, cons
 /* Returns the most rows of parts of any call up to these sizes, for whatever h_kv. */
 int64_t mha_most_part_rows(const struct attention_problem *problem, const struct mha_tiling *tiling);
 
-/* Returns an upper bound of the splits of all tiles, and of the tiles that are not split. */
-int64_t mha_most_items(const struct attention_problem *problem, const struct mha_tiling *tiling,
+/* Returns an upper bound of the splits of all tiles of `rows` rows, and of the tiles that are not split. */
+int64_t mha_most_items(const struct attention_problem *problem, int64_t rows, const struct mha_tiling *tiling,
                        const struct mha_splitting *splitting);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
- * the workspace, the tile shapes of the portable kernels, and the launches of gradients without requests. What kernels are passed of a call's tensors:
+ * the workspace, splits, the tile shapes of the portable kernels, and the launches of gradients without requests. What kernels are passed of a call's tensors:
  * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
+#include "cuda/mha_splits.h"
 #include "cuda/sm80/mha_backward/shape.h"
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/mha_forward/choice.h"
@@ -331,6 +332,162 @@ static void tiles_of_sm80(void)
     CHECK_EQ(launched(0)->config.grid_x, (TOKENS_Q / 32 + B) * H_KV);
 }
 
+/* As an A100: at 128/128 two CTAs share each of 108 SMs, at 192/128 an SM has one. */
+static void be_a100(void)
+{
+    fake->capability = 80, fake->sms = 108, fake->shared_bytes = 163 * 1024;
+}
+
+static const struct portable_split_case {
+    int64_t d_qk;
+    struct split_case of;
+} portable_split_cases[] = {
+    {128, {1, 128, 65536, 16, 16, 0, 0, 13, 13 * 128 * 16}}, /* 16 tiles of 1366 blocks */
+    {128, {1, 512, 8192, 16, 16, 0, 0, 3, 3 * 512 * 16}},    /* 64 tiles */
+    {128, {1, 16, 65536, 32, 4, 0, 0, 16, 16 * 16 * 32}}, /* 4 tiles; 16 is the most of a request by itself */
+    {128, {1, 16, 65536, 32, 4, 1, 0, 53, 53 * 16 * 32}},
+    {128, {1, 1024, 65536, 32, 4, 0, 0, 1, 0}},                  /* 256 tiles */
+    {128, {1, 128, 128, 16, 16, 0, 0, 1, 0}},                    /* 3 blocks */
+    {128, {7, 128, 65536, 16, 16, 0, 0, 13, 7 * 13 * 128 * 16}}, /* as alone */
+    {128, {7, 128, 65536, 16, 16, 1, 0, 3, 3 * 7 * 128 * 16}},
+    {128, {1, 1024, 65536, 32, 4, 0, 5, 5, 5 * 1024 * 32}},
+    {128, {1, 128, 65536, 16, 16, 0, 1, 1, 0}},
+    {192, {1, 16, 65536, 32, 4, 1, 0, 27, 27 * 16 * 32}},
+    {192, {7, 128, 65536, 16, 16, 1, 0, 1, 0}},
+};
+
+/* Requests of one shape: the host chooses; a CTA has a split, and a warp of the join a row. */
+static void splits_of_sm80(void)
+{
+    be_a100();
+    for (int i = 0; i < (int)(sizeof portable_split_cases / sizeof *portable_split_cases); i++) {
+        const struct split_case *const want = &portable_split_cases[i].of;
+        const int64_t d_qk = portable_split_cases[i].d_qk, rows = want->b * want->s_q * want->h_q;
+        const bool split = want->splits > 1;
+        struct mha_forward_call c;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = want->b, .s_q = want->s_q, .s_k = want->s_k, .h_q = want->h_q,
+                     .h_kv = want->h_kv, .d_qk = d_qk, .d_v = D_V, .has = HAS_LSE);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
+        RUNS(mha_forward, &c, "sm80_mha_forward_bf16_%s%s", d_qk == 128 ? "128_middle" : "192_small",
+             split ? "_splits|sm80_mha_forward_join_bf16_128" : "");
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(split));
+        CHECK_ALL({p.splits, want->splits}, {p.part_rows, want->part_rows}, {p.part_out != NULL, split},
+                  {launched(split)->config.grid_x, want->splits * (rows / MHA_SM80_ROWS)},
+                  {(int64_t)c.bytes, want->part_rows * (4 * D_V + 8)});
+        if (!split) continue;
+        const int64_t warps = 4 * fake->sms * MHA_JOIN_WARPS;
+        CHECK_ALL(GRID(launched(0), (rows < warps ? rows : warps) / MHA_JOIN_WARPS, 32 * MHA_JOIN_WARPS, 0),
+                  {p.slots, d_qk == 128 ? 216 : 108}, {p.rows_alone, MHA_SM80_ROWS},
+                  {p.block_keys, d_qk == 128 ? 48 : 32});
+    }
+}
+
+/* A request of more than 2^24 rows of parts is not split, whatever the call asks for. */
+static void too_many_parts_of_sm80(void)
+{
+    be_a100();
+    for (int more = 0; more < 2; more++) {
+        struct mha_forward_call c;
+        const struct layout layout = SHAPE_OF(layout, .b = 1, .s_q = (1 << 18) + more, .s_k = 4096, .h_q = 1,
+                                              .h_kv = 1, .d_qk = 128, .d_v = D_V);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.num_splits = MHA_MOST_SPLITS;
+        RUNS(mha_forward, &c, "sm80_mha_forward_bf16_128_middle%s",
+             more ? "" : "_splits|sm80_mha_forward_join_bf16_128");
+    }
+}
+
+/* On Hopper the portable kernel splits as Hopper's does, in the same workspace. */
+static void splits_of_sm80_on_hopper(void)
+{
+    struct mha_forward_call c;
+    for (int i = 0; i < (int)(sizeof split_cases / sizeof *split_cases); i++) {
+        const struct split_case *const want = &split_cases[i];
+        const struct layout layout =
+            SHAPE_OF(layout, .b = want->b, .s_q = want->s_q, .s_k = want->s_k, .h_q = want->h_q,
+                     .h_kv = want->h_kv, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
+        c.args.kernel = "cuda-sm80";
+        const bool split = want->splits > 1;
+        RUNS(mha_forward, &c, "sm80_mha_forward_bf16_192%s",
+             split ? "_splits|sm80_mha_forward_join_bf16_128" : "");
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(split));
+        CHECK_ALL({p.splits, want->splits}, {p.part_rows, want->part_rows},
+                  {(int64_t)c.bytes, 256 + want->part_rows * (4 * D_V + 8)});
+        if (split)
+            CHECK_ALL({offset(p.part_out, REGION_OF_WORKSPACE), 256}, {p.slots, fake->sms},
+                      {p.block_keys, KEYS}, {p.rows_alone, ROWS});
+    }
+}
+
+enum { MOST_RAGGED = 50 };
+
+/* Draws lengths of which some are long; returns their sum, and the largest in `most`. */
+static int64_t draw_lengths(int64_t b, int64_t longest, int64_t length[MOST_RAGGED], int64_t *most)
+{
+    int64_t sum = 0;
+    *most = 0;
+    for (int64_t r = 0; r < b; r++) {
+        length[r] = draw_one_in(4) ? draw_below(longest + 1) : draw_below(longest / 50 + 2);
+        sum += length[r];
+        if (length[r] > *most) *most = length[r];
+    }
+    return sum;
+}
+
+/* Returns the splits of tiles that the kernel makes of these requests (sm80/mha_forward/scheduler.cuh). */
+static int64_t items_of(const struct mha_forward_sm80_params *p, int64_t b, const int64_t *tokens,
+                        const int64_t *keys)
+{
+    int64_t items = 0, part_rows = 0;
+    for (int64_t r = 0; r < b; r++) {
+        const int32_t blocks = (int32_t)((keys[r] + p->block_keys - 1) / p->block_keys),
+                      by_length = p->blocks_of_split
+                                      ? (blocks + p->blocks_of_split - 1) / p->blocks_of_split
+                                      : mha_splits(mha_tiles_alone((int32_t)tokens[r], p->rows_alone,
+                                                                   p->call.h_kv, p->call.group),
+                                                   blocks, p->slots, p->most_splits, false);
+        int64_t splits = draw_clamp(p->splits ? p->splits : by_length, 1, p->most_splits);
+        if (splits > 1) part_rows += tokens[r] * p->call.h_q * splits;
+        if (part_rows > p->part_rows) splits = 1;
+        items += (tokens[r] + p->tile_tokens - 1) / p->tile_tokens * p->units * splits;
+    }
+    return items;
+}
+
+/* The grid has a CTA for each split of ragged requests, whose lengths the host does not know. */
+static void items_of_ragged_requests(void)
+{
+    static const int64_t heads[][2] = {{16, 16}, {32, 4}, {8, 1}, {1, 1}};
+    int split = 0;
+    be_a100();
+    for (int i = 0; i < 1000; i++) {
+        int64_t tokens[MOST_RAGGED], keys[MOST_RAGGED], max_s_q, max_s_k;
+        draw_from(1, (uint64_t)i);
+        const int64_t b = 1 + draw_below(MOST_RAGGED),
+                      tokens_q = draw_lengths(b, draw_size(300), tokens, &max_s_q),
+                      tokens_k = draw_lengths(b, draw_size(60000), keys, &max_s_k), *h = heads[draw_below(4)];
+        struct mha_forward_call c;
+        const struct layout layout =
+            SHAPE_OF(layout, .flat = true, .splits = b + 1, .tokens_q = tokens_q, .tokens_k = tokens_k,
+                     .h_q = h[0], .h_kv = h[1], .d_qk = 128, .d_v = 128);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = i % 2, c.args.num_splits = draw_one_in(5) ? 1 + (int32_t)draw_below(64) : 0;
+        c.args.max_s_q = max_s_q, c.args.max_s_k = max_s_k;
+        fake->launches = 0;
+        CHECK_OK(mha_forward_run(&c));
+        if (fake->launches < 2) continue;
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(1));
+        const int64_t items = items_of(&p, b, tokens, keys), grid = launched(1)->config.grid_x;
+        CHECK(items <= grid, "call %d: %" PRId64 " splits of tiles, %" PRId64 " CTAs", i, items, grid);
+        split++;
+    }
+    CHECK(split > 300, "%d calls are split", split);
+}
+
 /* ---- Gradients ---------------------------------------------------------------------------------- */
 
 static void backward_of(struct mha_backward_call *c, bool flat, int64_t b, int64_t s_k)
@@ -560,10 +717,15 @@ static void portable_shapes(int capability, int shared_bytes, int gpu)
                      .d_v = sizes[i].d_v, .has = HAS_LSE);
         struct mha_forward_call forward;
         mha_forward_make(&forward, &layout, gpu_number(0));
-        forward.args.kernel = "cuda-sm80";
+        forward.args.kernel = "cuda-sm80", forward.args.num_splits = 1;
         CHECK_OK(mha_forward_run(&forward));
         check_shape(launched(0), "sm80_mha_forward_bf16_", forward_shapes, FORWARD_SHAPES,
                     sizes[i].forward[gpu]);
+        forward.args.num_splits = 2;
+        RUNS(mha_forward, &forward, "sm80_mha_forward_bf16_%s_splits|sm80_mha_forward_join_bf16_%d",
+             sizes[i].forward[gpu], (int)sizes[i].d_v);
+        CHECK_ALL({launched(1)->config.block_x, launched(2)->config.block_x},
+                  {launched(1)->config.shared_bytes, launched(2)->config.shared_bytes});
         struct mha_backward_call c;
         mha_backward_make(&c, &layout, gpu_number(0));
         c.args.kernel = "cuda-sm80";
@@ -608,9 +770,10 @@ static void gradients_of_other_sizes(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
-                         splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80, no_request,
-                         gradients, wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
-                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse,
-                         padding, splits_of_used_lengths, gradients_of_padding);
+    return RUN_SCENARIOS(
+        argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits, splits_of_a_batch,
+        kernel_with_splits, any_batch, refused, tiles_of_sm80, splits_of_sm80, too_many_parts_of_sm80,
+        splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients, wide_gradients,
+        gradients_refused, shapes_of_99_kib, shapes_of_163_kib, shapes_of_227_kib, gradients_of_other_sizes,
+        gradients_of_sinks, sinks_with_dlse, padding, splits_of_used_lengths, gradients_of_padding);
 }

@@ -343,7 +343,7 @@ static void judge_prefill(size_t bytes)
     HOLDS(tokens == s_q * h_kv);
 }
 
-/* Tests that there is room for the parts behind the counters, and that the join gets what the kernel gets. */
+/* Tests that there is room for the parts, and that Hopper's join gets what the kernel gets. */
 static void judge_mha_splits(const struct mha_forward_sm90_params *p, int64_t rows, size_t bytes)
 {
     const int64_t part_rows = p->part_rows, d_v = p->call.d_v;
@@ -363,6 +363,24 @@ static void judge_mha_splits(const struct mha_forward_sm90_params *p, int64_t ro
     HOLDS(join->config.grid_x >= 1 && join->config.grid_x <= 4 * (unsigned)fake->sms);
 }
 
+/* The same of the portable kernel, which computes the splits of ragged requests alone. */
+static void judge_portable_splits(const struct mha_forward_sm80_params *p, int64_t rows, size_t bytes)
+{
+    const struct fake_launch *const join = &fake->launch[1];
+    const struct mha_forward_sm80_params joined = PARAMS(mha_forward_sm80_params, join);
+    const bool hopper = machine.capability == 90;
+    HOLDS(!memcmp(&joined, p, sizeof joined) && !strncmp(join->kernel, "sm80_mha_forward_join_", 22));
+    HOLDS(p->most_splits >= 2 && p->part_rows <= rows * p->most_splits &&
+          (!p->splits || p->splits == p->most_splits));
+    HOLDS((char *)p->part_out == workspace + (hopper ? 256 : 0) && p->slots % fake->sms == 0 &&
+          (char *)p->part_ends >= (char *)(p->part_out + (int64_t)p->part_rows * p->call.d_v) &&
+          inside(p->part_ends, p->part_rows, sizeof(struct part_end), workspace + bytes));
+    HOLDS(p->call.starts_q || p->most_splits * rows <= p->part_rows);
+    HOLDS(p->call.starts_q || p->call.used_q || p->call.used_k || p->splits);
+    HOLDS(p->block_keys % 16 == 0 && divides(p->block_divisor, p->block_keys));
+    HOLDS(join->config.grid_x >= 1 && join->config.grid_x <= 4 * (unsigned)fake->sms);
+}
+
 static void judge_mha(size_t bytes)
 {
     const struct mha_forward_call *c = &call.mha_forward;
@@ -376,8 +394,8 @@ static void judge_mha(size_t bytes)
     }
     const struct fake_launch *const launch = &fake->launch[0];
     const bool hopper = !strncmp(launch->kernel, "sm90", 4), with = strstr(launch->kernel, "_splits");
-    const bool splits = hopper && PARAMS(mha_forward_sm90_params, launch).part_rows;
-    const bool padding = c->args.seqused_q;
+    const bool portable = !strncmp(launch->kernel, "sm80", 4), padding = c->args.seqused_q,
+               splits = hopper ? PARAMS(mha_forward_sm90_params, launch).part_rows : with;
     HOLDS(fake->launches == 1 + splits + padding && (with || !splits));
     HOLDS(!padding || !strcmp(fake->launch[1 + splits].kernel, "mha_padding"));
     /* The kernel with splits is taken to clear padding, too, and at 128/128 for its order or a sink. */
@@ -385,12 +403,16 @@ static void judge_mha(size_t bytes)
     const struct mha_forward_params all =
         PARAMS(mha_forward_params, launch); /* with which all others begin */
     check_passed_of_mha(&passed, c, &all, b, h_q, h_kv);
-    if (!strncmp(launch->kernel, "sm80", 4)) {
+    if (portable) {
         const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launch);
         HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
         HOLDS(p.tile_tokens == MHA_SM80_ROWS / p.heads_of_tile && divides(p.heads_divisor, p.heads_of_tile));
         HOLDS(p.units * p.heads_of_tile == h_q && p.units_of_key_head * p.heads_of_tile == h_q / h_kv);
         HOLDS(p.cached_keys > 0 && (int64_t)launch->config.grid_x * MHA_SM80_ROWS >= tokens * h_q);
+        if (splits)
+            judge_portable_splits(&p, tokens * h_q, bytes);
+        else
+            HOLDS(p.splits == 1 && !p.part_out);
         return;
     }
     if (strncmp(launch->kernel, "sm90", 4) != 0) {

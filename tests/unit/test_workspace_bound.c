@@ -132,10 +132,10 @@ static size_t most_sums(const struct layout *l)
 /* Returns the most bytes of the parts of dense MHA's splits where it chooses them; 0 elsewhere. */
 static size_t most_parts(const struct layout *l)
 {
-    enum { MOST_ROWS_OF_TILE = 192 };
-    if (operation != OP_MHA_FORWARD || machine.capability != 90 || l->num_splits) return 0;
+    if (operation != OP_MHA_FORWARD || !machine.sms || l->num_splits) return 0;
     const int64_t rows = (l->flat ? l->tokens_q : l->b * l->s_q) * l->h_q,
-                  room = MHA_WAVES_OF_PARTS * workers() * MOST_ROWS_OF_TILE,
+                  of_sm = machine.capability == 90 ? 192 : 2 * 128, /* of one tile, of two */
+        room = MHA_WAVES_OF_PARTS * workers() * of_sm,
                   all = rows * (l->batch_dependent ? MHA_MOST_SPLITS : MHA_MOST_INVARIANT_SPLITS);
     return (size_t)(l->batch_dependent && room < all ? room : all) * (size_t)(4 * l->d_v + 8);
 }

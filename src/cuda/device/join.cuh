@@ -194,15 +194,6 @@ DEVICE void write_row(const struct join_params &p, int request, RowCoord coord, 
     if (column == 0) store_lse(p.output, request, coord, lse);
 }
 
-/* With LAUNCH_OVERLAP the join may arrive here before the kernel that makes the parts has ended. The plan and
- * the lengths are there already: that kernel waited for them before it let this one start. */
-DEVICE void wait_for_parts()
-{
-#if __CUDA_ARCH__ >= 900
-    wait_for_kernels_before();
-#endif
-}
-
 /* Compacts the threads' parts with count > 0 into a list, in thread order, and returns its length. All
  * threads of the CTA must call. */
 DEVICE int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS], int counts[JOIN_WARPS])

@@ -11,6 +11,16 @@
 
 #include "reference.cuh"
 #include "result.cuh"
+#include "warpgroup.cuh"
+
+/* With LAUNCH_OVERLAP the join may arrive here before the kernel that makes the parts has ended. A plan and its lengths
+ * are there already: that kernel waited for them before it let this one start. */
+DEVICE void wait_for_parts()
+{
+#if __CUDA_ARCH__ >= 900
+    wait_for_kernels_before();
+#endif
+}
 
 DEVICE part_end load_part_end(const struct split_params &split, int64_t part_row)
 {

@@ -86,12 +86,12 @@ static inline void check_left(const char *label, enum operation operation, void 
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
-/* Returns whether a kernel of Hopper overlaps with the preceding launch: all but the first of dense MHA's. */
+/* Returns whether a kernel overlaps with the preceding launch: all of Hopper's but the first of dense MHA's, and the join
+ * of any dense MHA. */
 static inline bool overlaps(const char *kernel)
 {
-    const char *const mha = "sm90_mha_forward_", *const gradients = "sm90_mha_backward_prepare_";
-    return !strncmp(kernel, "sm90", 4) && strncmp(kernel, gradients, strlen(gradients)) != 0 &&
-           (strncmp(kernel, mha, strlen(mha)) != 0 || !strncmp(kernel + strlen(mha), "join", 4));
+    if (strstr(kernel, "_mha_forward_")) return strstr(kernel, "_join_") && fake->capability >= 90;
+    return !strncmp(kernel, "sm90", 4) && !strstr(kernel, "_mha_backward_prepare_");
 }
 
 /* Checks the launches since `before` by name. Hopper's kernels and the joins after them overlap with the

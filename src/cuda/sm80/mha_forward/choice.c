@@ -53,10 +53,11 @@ const struct sm80_mha_shape *sm80_mha_forward_shape(const struct attention_probl
     return shape;
 }
 
-struct mha_tiling sm80_mha_forward_tiling(const struct sm80_mha_shape *shape,
-                                          const struct cuda_device *device)
+struct mha_tiling sm80_mha_forward_tiling(const struct attention_problem *p, const struct cuda_device *device)
 {
-    return (struct mha_tiling){MHA_SM80_ROWS, shape->keys, shape->ctas * device->sms};
+    const struct sm80_mha_shape *shape = sm80_mha_forward_shape(p, device);
+    return shape ? (struct mha_tiling){MHA_SM80_ROWS, shape->keys, shape->ctas * device->sms}
+                 : (struct mha_tiling){0};
 }
 
 struct mha_splitting sm80_mha_forward_splitting(const struct attention_problem *p,
@@ -64,16 +65,9 @@ struct mha_splitting sm80_mha_forward_splitting(const struct attention_problem *
 {
     const struct mha_splitting none = {.splits = 1, .most_splits = 1};
     struct mha_splitting s = mha_splitting(p, tiling);
-    if (!s.part_rows || p->ragged_q.starts) return s;
+    if (!s.part_rows) return none;
+    if (p->ragged_q.starts) return mha_tiles(p, MHA_SM80_ROWS) > INT32_MAX / s.most_splits ? none : s;
     if (!p->has_used) s.splits = s.most_splits, s.blocks_of_split = 0;
     if (p->s_q > MHA_MOST_PART_ROWS_OF_REQUEST / s.most_splits / p->h_q) return none;
     return p->b * p->s_q * p->h_q * s.most_splits > s.part_rows ? none : s;
-}
-
-int64_t sm80_mha_forward_part_rows(const struct attention_problem *p, const struct cuda_device *device)
-{
-    const struct sm80_mha_shape *shape = sm80_mha_forward_shape(p, device);
-    if (!shape) return 0;
-    const struct mha_tiling tiling = sm80_mha_forward_tiling(shape, device);
-    return p->bound ? mha_most_part_rows(p, &tiling) : sm80_mha_forward_splitting(p, &tiling).part_rows;
 }

@@ -24,15 +24,12 @@ struct sm80_mha_shape {
 const struct sm80_mha_shape *sm80_mha_forward_shape(const struct attention_problem *problem,
                                                     const struct cuda_device *device);
 
-struct mha_tiling sm80_mha_forward_tiling(const struct sm80_mha_shape *shape,
+/* Returns what it splits for; zeros if there is no shape. */
+struct mha_tiling sm80_mha_forward_tiling(const struct attention_problem *problem,
                                           const struct cuda_device *device);
 
-/* Returns the splits; of requests of one shape their number, which the kernel does not compute. */
+/* Returns the splits for this tiling; of requests of one shape their number, which the kernel does not compute. */
 struct mha_splitting sm80_mha_forward_splitting(const struct attention_problem *problem,
                                                 const struct mha_tiling *tiling);
-
-/* Returns the rows of parts that the kernel needs of the workspace: of this call, or in a bound of any up to its
- * sizes. */
-int64_t sm80_mha_forward_part_rows(const struct attention_problem *problem, const struct cuda_device *device);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include "../../device/element.cuh"
 #include "../../device/row_join.cuh"
-#include "../../device/warpgroup.cuh"
 #include "scheduler.cuh"
 
 namespace mha_forward {
@@ -31,13 +30,6 @@ DEVICE void join_row(const mha_forward_sm80_params &p, const MhaRequest &r)
     RowJoin<Element, D_V, mha_forward_sm80_params>(p, r.part_row + r.within, r.tokens * p.call.h_q, r.splits)
         .finish(PartUnit{r.number, r.token, unit * p.heads_of_tile}, r.within - unit * of_unit,
                 p.out_aligned);
-}
-
-DEVICE void wait_for_parts()
-{
-#if __CUDA_ARCH__ >= 900
-    wait_for_kernels_before();
-#endif
 }
 
 /* Joins rows of requests that are not ragged, of which lengths in use may leave some without parts. */

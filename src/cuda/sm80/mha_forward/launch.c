@@ -38,13 +38,13 @@ static struct mha_forward_sm80_params params_of(const struct attention_problem *
 }
 
 static void put_splits(struct mha_forward_sm80_params *params, const struct attention_problem *p,
-                       const struct cuda_work *w, const struct mha_tiling *tiling,
-                       const struct mha_splitting *splitting)
+                       const struct cuda_work *w, const struct mha_splitting *splitting)
 {
     char *const workspace = p->workspace;
     params->splits = splitting->splits, params->blocks_of_split = splitting->blocks_of_split;
-    params->most_splits = splitting->most_splits, params->slots = tiling->slots;
-    params->block_keys = (int32_t)tiling->keys, params->block_divisor = divisor_of((uint32_t)tiling->keys);
+    params->most_splits = splitting->most_splits, params->slots = w->mha.slots;
+    params->rows_alone = (int32_t)w->mha.rows;
+    params->block_keys = (int32_t)w->mha.keys, params->block_divisor = divisor_of((uint32_t)w->mha.keys);
     params->part_rows = (int32_t)splitting->part_rows;
     params->part_out = (float *)(void *)(workspace + w->split.part_out_offset);
     params->part_ends = (struct part_end *)(void *)(workspace + w->split.part_ends_offset);
@@ -54,8 +54,8 @@ static void put_splits(struct mha_forward_sm80_params *params, const struct atte
 static fmla_status launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
                                struct mha_forward_sm80_params *params)
 {
-    const int64_t rows = params->part_rows / 2, wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS),
-                  most = JOIN_BLOCKS_PER_SM * (int64_t)scope->device->sms;
+    const int64_t rows = params->part_rows / (params->splits ? params->splits : 2), /* at most */
+        wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS), most = JOIN_BLOCKS_PER_SM * (int64_t)scope->device->sms;
     const struct cuda_launch launch = {
         .kernel = kernel_of(p, CUDA_SM80_MHA_FORWARD_JOIN, mha_size_of(p->d_v)),
         .blocks = wanted < most ? wanted : most,
@@ -69,14 +69,13 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
                           const struct cuda_work *w)
 {
     const struct sm80_mha_shape *shape = sm80_mha_forward_shape(p, w->device);
-    const struct mha_tiling tiling = sm80_mha_forward_tiling(shape, w->device);
-    const struct mha_splitting splitting = sm80_mha_forward_splitting(p, &tiling);
+    const struct mha_splitting splitting = sm80_mha_forward_splitting(p, &w->mha);
     struct mha_forward_sm80_params params = params_of(p);
-    if (splitting.part_rows) put_splits(&params, p, w, &tiling, &splitting);
+    if (splitting.part_rows) put_splits(&params, p, w, &splitting);
     const struct cuda_launch launch = {
         .kernel = kernel_of(p, splitting.part_rows ? CUDA_SM80_MHA_FORWARD_SPLITS : CUDA_SM80_MHA_FORWARD,
                             shape->variant),
-        .blocks = mha_most_items(p, &tiling, &splitting),
+        .blocks = mha_most_items(p, MHA_SM80_ROWS, &w->mha, &splitting),
         .stream = p->stream,
     };
     if (!launch.blocks) return FMLA_OK;

@@ -17,7 +17,6 @@
 #include "../../device/warp.cuh"
 #include "../../mha_splits.h"
 #include "../../params.h"
-#include "shape.h"
 
 namespace mha_forward {
 
@@ -60,7 +59,7 @@ DEVICE int splits_of_request(const mha_forward_sm80_params &p, int tokens, int k
     const int splits = p.splits ? p.splits
                        : p.blocks_of_split
                            ? max(min(mha_ceil_div(blocks, p.blocks_of_split), p.most_splits), 1)
-                           : mha_splits(mha_tiles_alone(tokens, MHA_SM80_ROWS, call.h_kv, call.group), blocks,
+                           : mha_splits(mha_tiles_alone(tokens, p.rows_alone, call.h_kv, call.group), blocks,
                                         p.slots, p.most_splits, false);
     return (int64_t)tokens * call.h_q * splits > MHA_MOST_PART_ROWS_OF_REQUEST ? 1 : splits;
 }
@@ -185,12 +184,11 @@ DEVICE int visible_keys(const mha_forward_sm80_params &p, const WorkTile &t, int
     return p.call.causal ? min(t.keys, t.visible + token_of_row(p, row)) : t.keys;
 }
 
-/* The same where splits of all tiles run at the same time: those that read the same keys are neighbours. A request that
- * is split has few tiles, so mha_div is exact. */
+/* The same where splits of all tiles run at the same time: those that read the same keys are neighbours. */
 DEVICE UnitOfSet find_unit_of_key_head(const mha_forward_sm80_params &p, int within, int of_unit)
 {
-    const int of_head = of_unit * p.units_of_key_head, key_head = mha_div(within, of_head),
-              in_head = within - key_head * of_head, order = mha_div(in_head, p.units_of_key_head);
+    const int of_head = of_unit * p.units_of_key_head, key_head = within / of_head,
+              in_head = within - key_head * of_head, order = in_head / p.units_of_key_head;
     return {(key_head - order) * p.units_of_key_head + in_head, order};
 }
 

@@ -6,7 +6,7 @@
 
 enum { GROUP = 64 /* columns of a line of shared memory */, ALIGNMENT = 16 };
 
-static struct mha_tiling tiling_of(const struct attention_problem *p, int32_t sms)
+struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *p, int32_t sms)
 {
     return (struct mha_tiling){MHA_SM90_ROWS(p->d_qk), MHA_SM90_KEYS(p->d_qk), sms};
 }
@@ -24,18 +24,6 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *p)
 int64_t sm90_mha_forward_tiles(const struct attention_problem *p)
 {
     return mha_tiles(p, MHA_SM90_ROWS(p->d_qk));
-}
-
-struct mha_splitting sm90_mha_forward_splitting(const struct attention_problem *p, int32_t sms)
-{
-    const struct mha_tiling tiling = tiling_of(p, sms);
-    return mha_splitting(p, &tiling);
-}
-
-int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32_t sms)
-{
-    const struct mha_tiling tiling = tiling_of(p, sms);
-    return mha_most_part_rows(p, &tiling);
 }
 
 bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *p, int32_t sms)

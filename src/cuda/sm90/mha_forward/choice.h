@@ -24,10 +24,7 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
 int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 
 /* `sms`: of the device. */
-struct mha_splitting sm90_mha_forward_splitting(const struct attention_problem *problem, int32_t sms);
-
-/* Returns the most rows of parts of any call up to these sizes, for whatever h_kv. */
-int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *problem, int32_t sms);
+struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *problem, int32_t sms);
 
 /* Returns whether a call that is not split takes the kernel with splits nevertheless: with lengths in use of tokens,
  * whose padding it clears; at 128/128 with a sink, or for its order of products, which is faster where most SMs have one

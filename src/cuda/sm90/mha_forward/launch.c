@@ -19,7 +19,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
                           const struct cuda_work *w)
 {
     const char *op = operation_name(p->operation);
-    const struct mha_splitting splitting = sm90_mha_forward_splitting(p, w->device->sms);
+    const struct mha_splitting splitting = mha_splitting(p, &w->mha);
     const int64_t tiles = sm90_mha_forward_tiles(p) * splitting.most_splits, sms = scope->device->sms;
     const int32_t heads = sm90_mha_forward_heads(p), tokens = sm90_mha_forward_tokens(p);
     const struct key_source *keys = &p->keys[0];
