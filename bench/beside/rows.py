@@ -491,6 +491,21 @@ class MhaGradientsErrors(MhaSample, MhaGradients):
     reference = MhaGradients.reference
 
 
+@dataclass(frozen=True)
+class MhaChunkPortable(MhaChunk):
+    """The same without a mask, which PyTorch's attention aligns otherwise, by the kernel for every GPU since Ampere."""
+
+    causal: bool = False
+
+    kind = "mha_chunk_sm80"
+    peers = ("fa2",)
+
+    def inputs(self, chance):
+        x = super().inputs(chance)
+        x.batch = [tensor.view(self.b, -1, *tensor.shape[1:]) for tensor in (x.q, x.k, x.v)]
+        return x
+
+
 def dense_rows():
     shapes = product((4096, 8192), (16, 32, 64, 128), (1, 2), (False, True))
     rows = [Dense(128, s_q, s_k, h_q, varlen) for s_k, h_q, s_q, varlen in shapes]
@@ -546,6 +561,13 @@ def chunk_rows():
     rows = [MhaChunk(1, s_q, s_k, *of) for s_k, s_q, of in shapes]
     rows += [MhaChunk(1, s_q, 131072, 16, 16, 192, 128) for s_q in (16, 128, 512)]
     return rows + [MhaChunk(b, s_q, 32768, *of) for b, s_q, of in product((4, 16), (16, 128), (sizes[0], sizes[2]))]
+
+
+def portable_rows():
+    sizes = (16, 16, 192, 128), (16, 16, 128, 128), (32, 4, 128, 128)
+    chunks = [*product((8192, 32768), (16, 128, 512)), (65536, 128)]
+    rows = mha_rows_of(MhaPortable)
+    return rows + [MhaChunkPortable(1, s_q, s_k, *of) for of in sizes for s_k, s_q in chunks]
 
 
 def short_rows():
@@ -624,7 +646,7 @@ GROUPS = {
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "mha_gqa_bwd": grouped_gradients_rows(),
     "accuracy": error_rows(),
-    "sm80": mha_rows_of(MhaPortable),
+    "sm80": portable_rows(),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
 }
 

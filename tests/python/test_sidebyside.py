@@ -116,7 +116,7 @@ def test_rows_and_their_peers(script):
             ("mha_bwd_errors", ("fa4", "cudnn")): 8,
             ("mha_bwd_errors", ("cudnn",)): 18,
         },
-        "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
+        "sm80": {("mha_fwd_sm80", ("fa2",)): 19, ("mha_chunk_sm80", ("fa2",)): 21},
         "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
     }
     rows = [row for group in script.GROUPS.values() for row in group]
