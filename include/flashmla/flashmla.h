@@ -685,13 +685,13 @@ typedef struct fmla_mha_forward_args {
     int32_t causal;        /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
     int32_t lse_empty;     /* FMLA_LSE_EMPTY_… */
     int32_t log_base;      /* FMLA_LOG_… */
-    /* Where tiles of query rows are too few for a GPU or for the threads, Hopper's kernel and those of the CPU cut
-     * their keys into splits, whose results they join. 0: a request is split by its own lengths, so that it has the
-     * same bits in any batch with the same max_s_q; on Hopper with cu_seqlens only if max_s_q is given, and is so
-     * small that no request can have more tiles than there are SMs. 1: by all requests, which is faster for several,
-     * and gives the same bits only in the same batch; on the CPU as 0. */
+    /* Where tiles of query rows are too few for a GPU or for the threads, cuda-sm90, cuda-sm80 and the CPU's kernels
+     * cut their keys into splits, whose results they join. 0: a request is split by its own lengths, so that it has
+     * the same bits in any batch with the same max_s_q; on a GPU with cu_seqlens only if max_s_q is given, and is so
+     * small that no request can have more tiles than run at the same time. 1: by all requests, which is faster for
+     * several, and gives the same bits only in the same batch; on the CPU as 0. */
     int32_t batch_dependent;
-    /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. On Hopper a request of more
+    /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. On a GPU a request of more
      * than 2^24 query rows times splits is not split. */
     int32_t num_splits;
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
@@ -704,8 +704,8 @@ typedef struct fmla_mha_forward_args {
 
 /* Returns the workspace of fmla_mha_forward for these arguments, in bytes, and its alignment; either may be
  * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with every
- * dimension on the CPU; it is 256 bytes on Hopper and 0 on other GPUs. Where Hopper's kernel splits the keys of
- * requests, each of their query rows takes 4 · d_v + 8 bytes more a split; then the size may fall as dimensions grow.
+ * dimension on the CPU; it is 256 bytes on Hopper and 0 on other GPUs. Where a GPU splits the keys of requests, each
+ * of their query rows takes 4 · d_v + 8 bytes more a split; then the size may fall as dimensions grow.
  * Errors: as fmla_mha_forward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_forward_workspace_size(const fmla_mha_forward_args *args, size_t *bytes,
                                                      size_t *alignment);
