@@ -127,7 +127,7 @@ struct subject mha_forward = {
                 "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked",
                 /* The CPU splits only so many keys by itself. */
                 "b 3, shape deep, heads 2_1, requests varied, causal 1, threads own",
-                "b 3, shape deep, heads 16_1, sizes 128_128, requests varied, causal 1, splits batch, sink high",
+                "b 3, shape deep, heads 16_1, requests varied, causal 1, splits batch, sink high",
                 "b 2, shape deep, heads 5_5, sizes 96_64, splits batch, inputs spiked"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),

@@ -93,7 +93,7 @@ static void sparse_prefill_elsewhere(void)
 }
 
 static const struct layout heads = {
-    .b = 3, .s_q = 1000, .s_k = 1000, .h_q = 4, .h_kv = 2, .d_qk = 192, .d_v = 128};
+    .b = 3, .s_q = 1000, .s_k = 1000, .h_q = 4, .h_kv = 2, .d_qk = 192, .d_v = 128, .num_splits = 1};
 
 static void mha_forward(void)
 {

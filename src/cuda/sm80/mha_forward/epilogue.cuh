@@ -16,22 +16,19 @@ namespace mha_forward {
 template <typename Layout>
 DEVICE void MhaForward<Layout>::store_part(int part_row, const RowState &state, const Sums &o) const
 {
-    const int lane = lane_of_warp(), first = first_row() + lane / 4;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = first + 16 * m + 8 * half, at = part_row + row;
+            const int lane = lane_of_warp(), row = first_row() + 16 * m + 8 * half + lane / 4;
             const float sum = quad_sum(state.sum[m][half]),
                         factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-            const bool stores = row < tile.rows;
-            float *to = p.part_out + (int64_t)at * D_V + lane % 4 * 2;
+            if (row >= tile.rows) continue;
+            float2 *to = (float2 *)(p.part_out + (int64_t)(part_row + row) * D_V) + lane % 4;
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n++)
-                store_global_8(to + 8 * n, o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor,
-                               stores);
-            store_global_8((float *)(p.part_ends + at), state.reference[m][half], sum,
-                           stores && lane % 4 == 0);
+                to[4 * n] = make_float2(o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor);
+            if (lane % 4 == 0) p.part_ends[part_row + row] = {state.reference[m][half], sum};
         }
 }
 
@@ -41,7 +38,8 @@ template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const RowSta
 {
     if constexpr (SPLITS) {
         const int part_row = shared->part_row;
-        if (part_row >= 0) return store_part(part_row, state, o);
+        /* SELDOM: with this code before the rest ptxas spills at 128/128 on 8.x. */
+        if (SELDOM(part_row >= 0)) return store_part(part_row, state, o);
     }
     const int lane = lane_of_warp(), first = first_row();
     const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
