@@ -38,9 +38,9 @@ row without FlashAttention-4 has no ratio. A call of more than half a second is 
 contestant with as much to do; --without leaves a call of ours out altogether.
 
 The groups sm80 and sm80_bwd have dense MHA and its gradients by the kernels for every GPU since Ampere, cuda-sm80,
-which are forced, beside FlashAttention-2 of PyTorch. The group sm80 has chunks of a long prompt too, without a mask. Values of 128
-beside keys of 192 are padded for FlashAttention-2. Gradients are made, compared and timed as those of mha_bwd are. The library
-reads only once which kernels are forced, so such a group is timed only if named, and alone.
+which are forced, beside FlashAttention-2 of PyTorch. The group sm80 has chunks of a long prompt too, without a mask.
+Values of 128 beside keys of 192 are padded for FlashAttention-2. Gradients are made, compared and timed as those of
+mha_bwd are. The library reads only once which kernels are forced, so such a group is timed only if named, and alone.
 
 The group accuracy has errors and no times: against double arithmetic on the same tensors, of the last requests, the
 last tokens or one head. rms and worst are the root mean square and the largest of the differences, over the root mean

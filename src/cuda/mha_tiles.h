@@ -22,8 +22,8 @@ struct mha_splitting {
     int64_t part_rows; /* upper bound; 0: nothing is split */
 };
 
-/* Returns the query heads of a tile of `rows` rows: all heads of a key head where tiles of a single head's rows would be
- * more, else 1. */
+/* Returns the query heads of a tile of `rows` rows: all heads of a key head where tiles of a single head's rows would
+ * be more, else 1. */
 int32_t mha_heads_of_tile(const struct attention_problem *problem, int64_t rows);
 
 /* Returns an upper bound of the number of tiles, for ragged requests of any lengths. */

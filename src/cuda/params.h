@@ -320,8 +320,8 @@ struct mha_forward_sm80_params {
     int32_t cached_keys;              /* of a key head: the number that stays in L2 */
     int32_t out_aligned;              /* rows of out are 16-byte aligned */
     struct divisor tokens_divisor, units_divisor, group_divisor; /* tile_tokens; units; call.group */
-    /* Splits of keys, as Hopper's kernel has them (above), but of requests of one shape `splits` is not 0; unused by the
-     * kernels without splits. They are computed for tiles of rows_alone rows and blocks of block_keys keys. */
+    /* Splits of keys, as Hopper's kernel has them (above), but of requests of one shape `splits` is not 0; unused by
+     * the kernels without splits. They are computed for tiles of rows_alone rows and blocks of block_keys keys. */
     int32_t splits, blocks_of_split, most_splits;
     int32_t slots; /* CTAs that run at the same time */
     int32_t part_rows, rows_alone, block_keys;

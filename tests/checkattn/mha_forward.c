@@ -125,7 +125,11 @@ struct subject mha_forward = {
                 "b 7, shape wide, heads 2_1, requests varied, causal 1, splits batch",
                 "b 7, shape wide, heads 16_1, requests hostile, causal 1, splits seven, sink finite",
                 "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked",
+                "b 7, shape wide, heads 16_1, causal 1, used both",
+                "b 7, shape wide, heads 2_1, causal 1, splits batch, sink finite, used both",
+                "b 7, shape wide, heads 32_4, requests varied, splits seven, used both",
                 /* The CPU splits only so many keys by itself. */
+                "b 3, shape deep, heads 2_1, requests ragged, causal 1, used both",
                 "b 3, shape deep, heads 2_1, requests varied, causal 1, threads own",
                 "b 3, shape deep, heads 16_1, requests varied, causal 1, splits batch, sink high",
                 "b 2, shape deep, heads 5_5, sizes 96_64, splits batch, inputs spiked"},

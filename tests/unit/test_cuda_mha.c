@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
- * the workspace, splits, the tile shapes of the portable kernels, and the launches of gradients without requests. What kernels are passed of a call's tensors:
- * test_cuda_random.c.
+ * the workspace, splits, the tile shapes of the portable kernels, and the launches of gradients without
+ * requests. What kernels are passed of a call's tensors: test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -384,6 +384,30 @@ static void splits_of_sm80(void)
     }
 }
 
+/* Of lengths in use the host does not know the splits either: each request has room, and CTAs, for the most. */
+static void used_splits_of_sm80(void)
+{
+    enum { ROWS_OF_CALL = 3 * 128 * 16 };
+    static const int32_t cases[][5] = {{0, 0, 0, 0, 16}, {1, 0, 0, 152, 9}, {0, 5, 5, 0, 5}};
+    be_a100();
+    for (int i = 0; i < 3; i++) {
+        struct mha_forward_call c;
+        const struct layout layout = SHAPE_OF(layout, .b = 3, .s_q = 128, .s_k = 65536, .h_q = 16, .h_kv = 16,
+                                              .d_qk = 128, .d_v = D_V, .has = HAS_LSE | HAS_USED);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = cases[i][0], c.args.num_splits = cases[i][1];
+        RUNS(mha_forward, &c, "%s",
+             "sm80_mha_forward_bf16_128_middle_splits|sm80_mha_forward_join_bf16_128|mha_padding");
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(2));
+        CHECK_ALL({p.splits, cases[i][2]}, {p.blocks_of_split, cases[i][3]}, {p.most_splits, cases[i][4]},
+                  {p.part_rows, cases[i][4] * ROWS_OF_CALL},
+                  {launched(2)->config.grid_x, cases[i][4] * ROWS_OF_CALL / MHA_SM80_ROWS},
+                  {p.call.used_q == c.seqused_q.tensor.data, 1},
+                  {p.call.used_k == c.seqused_k.tensor.data, 1},
+                  {(int64_t)c.bytes, cases[i][4] * ROWS_OF_CALL * (4 * D_V + 8)});
+    }
+}
+
 /* A request of more than 2^24 rows of parts is not split, whatever the call asks for. */
 static void too_many_parts_of_sm80(void)
 {
@@ -458,11 +482,22 @@ static int64_t items_of(const struct mha_forward_sm80_params *p, int64_t b, cons
     return items;
 }
 
-/* The grid has a CTA for each split of ragged requests, whose lengths the host does not know. */
+/* Draws how many of these lengths are in use; returns the largest number. */
+static int64_t draw_used(int64_t b, int64_t length[MOST_RAGGED])
+{
+    int64_t most = 0;
+    for (int64_t r = 0; r < b; r++) {
+        if (!draw_one_in(3)) length[r] = draw_below(length[r] + 1);
+        if (length[r] > most) most = length[r];
+    }
+    return most;
+}
+
+/* The grid has a CTA for each split of ragged requests, whose lengths, and those in use, the host does not know. */
 static void items_of_ragged_requests(void)
 {
     static const int64_t heads[][2] = {{16, 16}, {32, 4}, {8, 1}, {1, 1}};
-    int split = 0;
+    int split = 0, split_used = 0;
     be_a100();
     for (int i = 0; i < 1000; i++) {
         int64_t tokens[MOST_RAGGED], keys[MOST_RAGGED], max_s_q, max_s_k;
@@ -470,22 +505,24 @@ static void items_of_ragged_requests(void)
         const int64_t b = 1 + draw_below(MOST_RAGGED),
                       tokens_q = draw_lengths(b, draw_size(300), tokens, &max_s_q),
                       tokens_k = draw_lengths(b, draw_size(60000), keys, &max_s_k), *h = heads[draw_below(4)];
+        const bool used = draw_one_in(3);
+        if (used) max_s_q = draw_used(b, tokens), max_s_k = draw_used(b, keys);
         struct mha_forward_call c;
-        const struct layout layout =
-            SHAPE_OF(layout, .flat = true, .splits = b + 1, .tokens_q = tokens_q, .tokens_k = tokens_k,
-                     .h_q = h[0], .h_kv = h[1], .d_qk = 128, .d_v = 128);
+        const struct layout layout = SHAPE_OF(
+            layout, .flat = true, .b = b, .splits = b + 1, .tokens_q = tokens_q, .tokens_k = tokens_k,
+            .h_q = h[0], .h_kv = h[1], .d_qk = 128, .d_v = 128, .has = used ? HAS_USED : 0);
         mha_forward_make(&c, &layout, gpu_number(0));
         c.args.batch_dependent = i % 2, c.args.num_splits = draw_one_in(5) ? 1 + (int32_t)draw_below(64) : 0;
         c.args.max_s_q = max_s_q, c.args.max_s_k = max_s_k;
         fake->launches = 0;
         CHECK_OK(mha_forward_run(&c));
-        if (fake->launches < 2) continue;
-        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(1));
-        const int64_t items = items_of(&p, b, tokens, keys), grid = launched(1)->config.grid_x;
+        if (!fake->launches || !strstr(fake->launch[0].kernel, "_splits")) continue;
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, &fake->launch[0]);
+        const int64_t items = items_of(&p, b, tokens, keys), grid = fake->launch[0].config.grid_x;
         CHECK(items <= grid, "call %d: %" PRId64 " splits of tiles, %" PRId64 " CTAs", i, items, grid);
-        split++;
+        split++, split_used += used;
     }
-    CHECK(split > 300, "%d calls are split", split);
+    CHECK(split > 300 && split_used > 100, "%d calls are split, %d of lengths in use", split, split_used);
 }
 
 /* ---- Gradients ---------------------------------------------------------------------------------- */
@@ -770,10 +807,11 @@ static void gradients_of_other_sizes(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(
-        argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits, splits_of_a_batch,
-        kernel_with_splits, any_batch, refused, tiles_of_sm80, splits_of_sm80, too_many_parts_of_sm80,
-        splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients, wide_gradients,
-        gradients_refused, shapes_of_99_kib, shapes_of_163_kib, shapes_of_227_kib, gradients_of_other_sizes,
-        gradients_of_sinks, sinks_with_dlse, padding, splits_of_used_lengths, gradients_of_padding);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
+                         splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80,
+                         splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
+                         splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,
+                         wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
+                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse,
+                         padding, splits_of_used_lengths, gradients_of_padding);
 }

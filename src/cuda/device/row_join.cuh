@@ -93,8 +93,8 @@ struct PartWeights {
     }
 };
 
-/* A warp's join of a row: the constructor loads ends and the first parts, `finish` adds them and what follows. No part is
- * behind a branch: weights past the last part are 0. */
+/* A warp's join of a row: the constructor loads ends and the first parts, `finish` adds them and what follows. No part
+ * is behind a branch: weights past the last part are 0. */
 template <typename Element, int D_V, typename Params> struct RowJoin {
     using Lane = Columns<D_V>;
     using Vector = typename Lane::Vector;

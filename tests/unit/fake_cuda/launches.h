@@ -86,8 +86,8 @@ static inline void check_left(const char *label, enum operation operation, void 
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
-/* Returns whether a kernel overlaps with the preceding launch: all of Hopper's but the first of dense MHA's, and the join
- * of any dense MHA. */
+/* Returns whether a kernel overlaps with the preceding launch: all of Hopper's but the first of dense MHA's, and the
+ * join of any dense MHA. */
 static inline bool overlaps(const char *kernel)
 {
     if (strstr(kernel, "_mha_forward_")) return strstr(kernel, "_join_") && fake->capability >= 90;

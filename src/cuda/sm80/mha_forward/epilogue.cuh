@@ -11,8 +11,8 @@
 
 namespace mha_forward {
 
-/* Writes the warp's rows of a split to its part, as fp32, with an end each (device/part.cuh): fragments as they are, pairs
- * of columns. */
+/* Writes the warp's rows of a split to its part, as fp32, with an end each (device/part.cuh): fragments as they are,
+ * pairs of columns. */
 template <typename Layout>
 DEVICE void MhaForward<Layout>::store_part(int part_row, const RowState &state, const Sums &o) const
 {

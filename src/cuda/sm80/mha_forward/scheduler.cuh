@@ -192,8 +192,8 @@ DEVICE UnitOfSet find_unit_of_key_head(const mha_forward_sm80_params &p, int wit
     return {(key_head - order) * p.units_of_key_head + in_head, order};
 }
 
-/* Narrows a tile to its share of the key blocks that its rows see. The first splits have at most one block more than the
- * others. */
+/* Narrows a tile to its share of the key blocks that its rows see. The first splits have at most one block more than
+ * the others. */
 DEVICE void take_split(const mha_forward_sm80_params &p, int split, int splits, WorkTile &t)
 {
     const int seen = max(visible_keys(p, t, t.rows - 1), 0), whole = fast_divide(seen, p.block_divisor),
@@ -205,8 +205,8 @@ DEVICE void take_split(const mha_forward_sm80_params &p, int split, int splits, 
     t.k += passed * p.call.k_stride[1], t.v += passed * p.call.v_stride[1];
 }
 
-/* Finds tile `number`, or split `number`, of whose part `part_row` is the first row; < 0: the tile is not split. Returns
- * false if there is none. Called by a whole warp. */
+/* Finds tile `number`, or split `number`, of whose part `part_row` is the first row; < 0: the tile is not split.
+ * Returns false if there is none. Called by a whole warp. */
 template <Numbers NUMBERS>
 DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, WorkTile &t, int &part_row)
 {
