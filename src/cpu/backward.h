@@ -83,6 +83,7 @@ static inline struct cpu_key backward_vectors(const struct cpu_lanes *lanes, boo
 static inline void backward_fetch(const struct cpu_lanes *lanes)
 {
     const struct backward_problem *p = lanes->problem;
+    CPU_HAS_EFFECT();
     for (int32_t l = 0; l < lanes->count; l++) {
         const struct cpu_key own = backward_vectors(lanes, lanes->are_keys, lanes->first + l);
         for (int64_t byte = 0; byte < p->d_qk * 2; byte += CACHE_LINE) __builtin_prefetch(own.token + byte);

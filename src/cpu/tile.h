@@ -47,6 +47,7 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
 /* Prefetches keys into the L2 cache. */
 static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)
 {
+    CPU_HAS_EFFECT();
     for (int32_t t = 0; t < count; t++) {
         for (int32_t byte = 0; byte < keys[t].layout->token_bytes; byte += CACHE_LINE)
             __builtin_prefetch(keys[t].token + byte, 0, 2);
