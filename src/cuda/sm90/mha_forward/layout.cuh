@@ -87,7 +87,7 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
                          Q_STAGES = D_QK == 64 || D_QK == 128 ? 2 : 1;
     /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
      * registers. */
-    static constexpr int EARLY_WEIGHTS = D_V == 64 ? 20 : 16;
+    static constexpr int EARLY_WEIGHTS = D_V == 64 ? 20 : D_V == 256 ? 12 : 16;
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
     static constexpr bool TESTS_EARLY = D_V == 64;

@@ -163,12 +163,13 @@ template <typename Element, typename Layout> struct Consumer {
         }
     }
 
-    /* Computes the weights of a block, a second time if need be, where the references of the rows for which
-     * `moves` is true have to move or exponents are extreme. */
+    /* Computes the weights of a block and their sums, a second time if need be, where the references of the rows for
+     * which `moves` is true have to move or exponents are extreme. */
     DEVICE void softmax_block_with_care(float (&s)[KEYS / 2], const bool (&moves)[2], RowState &r,
-                                        float (&rescale)[2], uint32_t (&w)[KEY_STEPS][4])
+                                        float (&rescale)[2], uint32_t (&w)[KEY_STEPS][4], float (&sum)[2])
     {
-        float reference[2], sum[2] = {0.0f, 0.0f};
+        float reference[2];
+        sum[0] = sum[1] = 0.0f;
         move_reference(s, p.call.scale_log2, moves, r, rescale);
 #pragma unroll
         for (int row = 0; row < 2; row++) reference[row] = scaled_reference(r, row, p.call.scale_log2);
@@ -180,6 +181,22 @@ template <typename Element, typename Layout> struct Consumer {
             packed_exponentials<Element, 0>(s, p.call.scale_log2, reference, w, sum);
         }
         r.sum[0] += sum[0], r.sum[1] += sum[1];
+    }
+
+    /* Notes of the rows whose weights in a block are large the sums of other threads and, unless they are the row's first,
+     * of which the largest is 1, what rounding adds to them. `is_new_tile`: no row has earlier ones. */
+    DEVICE void add_large(const uint32_t (&w)[KEY_STEPS][4], const float (&sum)[2], const bool (&is_large)[2],
+                          const bool (&is_first)[2], bool is_new_tile, RowState &r) const
+    {
+        float rounded[2] = {0.0f, 0.0f};
+        if (!is_new_tile) sum_of_rounded<Element>(w, rounded);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float whole = quad_sum(r.sum[row]);
+            if (!is_large[row]) continue;
+            r.others[row] = whole - r.sum[row];
+            if (!is_first[row]) r.rounding[row] += rounded[row] - sum[row];
+        }
     }
 
     /* ---- Tiles ----------------------------------------------------------------------------------- */
@@ -255,6 +272,7 @@ template <typename Element, typename Layout> struct Consumer {
     {
         const bool both[2] = {true, true};
         float rescale[2]; /* unused: nothing is summed yet */
+        float sum[2];
         skip_masked();
         v_stage = k_stage;
         consumer_wait(Layout::Q_FULL, q_stage);
@@ -269,7 +287,8 @@ template <typename Element, typename Layout> struct Consumer {
         consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
         k_stage.advance();
         mask_and_set_reference(s, r);
-        softmax_block_with_care(s, both, r, rescale, w);
+        softmax_block_with_care(s, both, r, rescale, w, sum);
+        add_large(w, sum, both, both, true, r);
         clear_tail(v_stage);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
@@ -298,22 +317,34 @@ template <typename Element, typename Layout> struct Consumer {
         for (int i = 0; i < Layout::EARLY_WEIGHTS; i += 2)
             w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
         packed_exponentials<Element, Layout::EARLY_WEIGHTS>(s, p.call.scale_log2, reference, w, sum);
-        bool needs_rescale[2];
+        bool is_large[2], is_first[2];
 #pragma unroll
-        for (int row = 0; row < 2; row++)
-            needs_rescale[row] = !(sum[row] <= MOST_WEIGHT) || is_extreme(reference[row]);
+        for (int row = 0; row < 2; row++) {
+            const float before = r.others[row] + r.sum[row];
+            is_first[row] = before == 0.0f;
+            is_large[row] = !(sum[row] <= fminf(before, MOST_WEIGHT)) || is_extreme(reference[row]);
+        }
         hold(o);
-        if (!__any_sync(~0u, needs_rescale[0] || needs_rescale[1])) {
+        if (!__any_sync(~0u, is_large[0] || is_large[1])) {
             r.sum[0] += sum[0], r.sum[1] += sum[1];
             hold(r.sum); /* else ptxas moves the additions behind the next products */
         } else {
-            float rescale[2];
-            needs_rescale[0] = any_of_quad(needs_rescale[0]),
-            needs_rescale[1] = any_of_quad(needs_rescale[1]);
-            softmax_block_with_care(s, needs_rescale, r, rescale, w);
-            if (!is_new_tile)
+            bool moves[2];
 #pragma unroll
-                for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
+            for (int row = 0; row < 2; row++) {
+                moves[row] = any_of_quad(!(sum[row] <= MOST_WEIGHT) || is_extreme(reference[row]));
+                is_large[row] = any_of_quad(is_large[row]);
+            }
+            if (__any_sync(~0u, moves[0] || moves[1])) {
+                float rescale[2];
+                softmax_block_with_care(s, moves, r, rescale, w, sum);
+                if (!is_new_tile)
+#pragma unroll
+                    for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
+            } else {
+                r.sum[0] += sum[0], r.sum[1] += sum[1];
+            }
+            add_large(w, sum, is_large, is_first, is_new_tile, r);
         }
     }
 

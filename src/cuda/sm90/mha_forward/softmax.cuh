@@ -2,9 +2,13 @@
  *
  * Softmax. A row's weights are relative to its reference, one of its earlier scores. No maximum is computed
  * as long as the weights stay small, so in most blocks nothing stands between scores and exponentials. If the
- * weights of a block come out large, the scores are still in registers: the reference moves to the row's
- * maximum, and the weights are recomputed. The decision depends on the row alone, so its bits do not depend
- * on the other rows.
+ * weights of a block come out huge, the scores are still in registers: the reference moves to the row's
+ * maximum, and the weights are recomputed.
+ *
+ * A weight other than 1 is rounded to 16 bits in P, and where it outweighs the rest of its row, so is the result. So if a
+ * block's weights come out large, more than all before them, what rounding adds to their sum is added to the sum that O is
+ * divided by, and cancels. lse comes of the exact sum. All decisions depend on the row alone, so its bits do not depend on
+ * the other rows.
  */
 #pragma once
 
@@ -19,12 +23,15 @@ namespace mha_forward {
 struct RowState {
     float reference[2]; /* -inf: the row has seen no key yet */
     float sum[2];       /* of this thread's weights */
-    bool has_unseen;    /* some row of the warp has seen no key yet */
+    float others[2]; /* what the sums of the row's other threads were when its last large block was added */
+    float rounding
+        [2]; /* of this thread's weights in large blocks: what they summed to in 16 bits, less their sum */
+    bool has_unseen; /* some row of the warp has seen no key yet */
 };
 
 DEVICE RowState initial_row_state()
 {
-    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, true};
+    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, {0.0f, 0.0f}, true};
 }
 
 /* Sets scores at columns >= the row's bound to -inf. */
@@ -52,6 +59,7 @@ DEVICE void move_reference(const float (&s)[N], float scale_log2, const bool (&m
         if (moves[row] && highest > r.reference[row]) {
             rescale[row] = exp2_approx((r.reference[row] - highest) * scale_log2);
             r.reference[row] = highest, r.sum[row] *= rescale[row];
+            r.others[row] *= rescale[row], r.rounding[row] *= rescale[row];
         }
     }
 }
@@ -101,6 +109,17 @@ DEVICE void packed_exponentials(const float (&s)[N], float scale_log2, const flo
         sum[i >> 1 & 1] += pair[0], sum[i >> 1 & 1] += pair[1];
         w[i / 8][i / 2 % 4] = Element::pack(pair[0], pair[1]);
     }
+}
+
+/* Returns in `sum` what the 16-bit weights of a block sum to. */
+template <typename Element, int STEPS>
+DEVICE void sum_of_rounded(const uint32_t (&w)[STEPS][4], float (&sum)[2])
+{
+    float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++)
+        low[i & 1] += Element::low(w[i / 4][i % 4]), high[i & 1] += Element::high(w[i / 4][i % 4]);
+    sum[0] = low[0] + high[0], sum[1] = low[1] + high[1];
 }
 
 /* Returns whether `mine` is true in any of the four lanes of a row. */
