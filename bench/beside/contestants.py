@@ -98,7 +98,7 @@ class Ours:
         deterministic, log_base = False, 0  # 0: e
 
         def call():
-            tensors = (*inputs, output, lse.T, x.dout, None, None, *made, None)  # no sink, no gradient of lse
+            tensors = (*inputs, None, None, None, output, lse.T, x.dout, None, *made, None)  # nothing optional
             torch.ops.flash_mla.mha_backward(*tensors, *longest, x.scale, x.causal, deterministic, log_base)
             return made
 
