@@ -27,11 +27,14 @@ static int64_t times(int64_t a, int64_t b)
 
 /* ---- Tiles ------------------------------------------------------------------------------------ */
 
+/* Where a tile's keys are split follows from its last row, so bits that do not depend on the batch need tiles that do
+ * not: ragged requests are then taken to be as long as the caller says that one may be. */
 int32_t mha_heads_of_tile(const struct attention_problem *p, int64_t rows)
 {
-    const int64_t group = p->h_q / p->h_kv, tokens = rows / group;
+    const int64_t group = p->h_q / p->h_kv, tokens = rows / group,
+                  s_q = p->ragged_q.starts && !p->batch_dependent ? p->max_s_q : p->s_q;
     if (group == 1 || !tokens) return 1;
-    return cuda_ceil_div(p->s_q, tokens) < group * cuda_ceil_div(p->s_q, rows) ? (int32_t)group : 1;
+    return !s_q || cuda_ceil_div(s_q, tokens) < group * cuda_ceil_div(s_q, rows) ? (int32_t)group : 1;
 }
 
 /* Returns the query rows of all requests. */

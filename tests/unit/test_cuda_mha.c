@@ -74,6 +74,22 @@ static void tiles(void)
     }
 }
 
+/* Tiles of ragged requests, and so the bits of split ones, follow from what the caller says of one request, not from
+ * the tokens of all; by the batch they follow from these too. */
+static void tiles_of_ragged(void)
+{
+    static const struct {
+        int32_t max_s_q, batch_dependent, heads;
+    } all[] = {{128, 0, 1}, {129, 0, 4}, {1024, 0, 1}, {0, 0, 4}, {128, 1, 1}, {1024, 1, 4}, {0, 1, 4}};
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        struct mha_forward_call c;
+        ragged(&c);
+        c.args.max_s_q = all[i].max_s_q, c.args.batch_dependent = all[i].batch_dependent,
+        c.args.num_splits = 1;
+        CHECK_EQ(hopper(&c).heads_of_tile, all[i].heads);
+    }
+}
+
 /* Launches have distinct tickets; a call of few tiles counts none. */
 static void tile_counters(void)
 {
@@ -168,26 +184,27 @@ static void splits_of_a_batch(void)
     }
 }
 
-/* At 128/128 calls with a sink, or with one tile of at most 96 blocks for most SMs, take the kernel with splits without
- * splits: nothing is joined. */
+/* At 128/128 calls with a causal mask or a sink, or with one tile of at most 96 blocks for most SMs, take the kernel with
+ * splits without splits: nothing is joined. */
 static void kernel_with_splits(void)
 {
     static const struct {
         int64_t s_q, s_k, d_qk;
-        bool sink, with;
+        bool sink, causal, with;
     } all[] = {
-        {1024, 4096, 128, false, true},   /* 128 tiles of 32 blocks */
-        {1024, 16384, 128, false, false}, /* of 128 blocks */
-        {512, 4096, 128, false, false},   /* 64 tiles */
-        {2048, 4096, 128, false, false},  /* 256 tiles */
-        {2048, 4096, 128, true, true},    /* the same, with a sink */
-        {1024, 4096, 192, true, false},   /* elsewhere each kernel has both */
+        {1024, 4096, 128, false, false, true},   /* 128 tiles of 32 blocks */
+        {1024, 16384, 128, false, false, false}, /* of 128 blocks */
+        {512, 4096, 128, false, false, false},   /* 64 tiles */
+        {2048, 4096, 128, false, false, false},  /* 256 tiles */
+        {2048, 4096, 128, true, false, true},    /* the same, with a sink */
+        {2048, 4096, 128, false, true, true},    /* with a mask */
+        {1024, 4096, 192, true, true, false},    /* elsewhere each kernel has all */
     };
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         struct mha_forward_call c;
-        const struct layout layout =
-            SHAPE_OF(layout, .b = 1, .s_q = all[i].s_q, .s_k = all[i].s_k, .h_q = 16, .h_kv = 16,
-                     .d_qk = all[i].d_qk, .d_v = 128, .has = HAS_LSE | (all[i].sink ? HAS_SINK : 0));
+        const struct layout layout = SHAPE_OF(
+            layout, .b = 1, .s_q = all[i].s_q, .s_k = all[i].s_k, .h_q = 16, .h_kv = 16, .d_qk = all[i].d_qk,
+            .d_v = 128, .causal = all[i].causal, .has = HAS_LSE | (all[i].sink ? HAS_SINK : 0));
         mha_forward_make(&c, &layout, gpu_number(0));
         c.args.num_splits = 1;
         RUNS(mha_forward, &c, "sm90_mha_forward_bf16_%d%s", (int)all[i].d_qk, all[i].with ? "_splits" : "");
@@ -807,7 +824,7 @@ static void gradients_of_other_sizes(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
                          splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80,
                          splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
                          splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,

@@ -32,7 +32,7 @@ bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *p, int
     if (!p->b) return false;
     if (p->ragged_q.used) return true;
     if (p->d_qk != 128) return false;
-    if (p->rules.attn_sink) return true;
+    if (p->rules.attn_sink || p->causal) return true;
     const int64_t tokens = p->ragged_q.starts ? p->max_s_q : p->s_q,
                   tiles = mha_tiles_of_requests(p, MHA_SM90_ROWS(p->d_qk), tokens);
     return tokens && tiles <= sms && tiles > sms / 2 &&

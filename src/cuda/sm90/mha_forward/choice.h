@@ -27,8 +27,8 @@ int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *problem, int32_t sms);
 
 /* Returns whether a call that is not split takes the kernel with splits nevertheless: with lengths in use of tokens,
- * whose padding it clears; at 128/128 with a sink, or for its order of products, which is faster where most SMs have one
- * tile of not too many key blocks. */
+ * whose padding it clears; at 128/128 with a sink, or for its order of products, which is faster with a mask, or where most
+ * SMs have one tile of not too many key blocks. */
 bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *problem, int32_t sms);
 
 /* Returns the TMA view of q: a box is the rows of a tile by 64 columns. */
