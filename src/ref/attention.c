@@ -178,7 +178,7 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
                       const double *sum, double most, double total)
 {
     const struct result_rules *rules = &p->rules;
-    const bool empty = total == 0.0;
+    const bool empty = !sum || total == 0.0;
     const double lse = (most == -INFINITY ? 0.0 : most) + log(total); /* natural */
     double factor = 1.0;
     if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));

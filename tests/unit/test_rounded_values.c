@@ -65,7 +65,13 @@ static void test_kernel(const char *kernel, bool is_bf16)
 
 int main(void)
 {
-    static const char *const kernels[] = {"cpu-generic", "cpu-avx2", "cpu-avx512"};
+    static const char *const kernels[] = {
+        "cpu-generic",
+#if defined(__x86_64__)
+        "cpu-avx2",
+        "cpu-avx512",
+#endif
+    };
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) test_kernel(kernels[i], is_bf16);
     return check_done("test_rounded_values");

@@ -21,7 +21,7 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
 
 /* Declares the call's present tensors among these names, which end with NULL, in this order, and returns
  * their number. */
-enum { CALL_FILE_NAMES = 10 };
+enum { CALL_FILE_NAMES = 16 };
 size_t call_file_declare(const struct call *call, const char *const *names,
                          struct safetensors_declaration tensors[CALL_FILE_NAMES]);
 
