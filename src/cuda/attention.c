@@ -21,13 +21,18 @@ struct result_params cuda_result_params(const struct result_rules *rules)
         .attn_sink = rules->attn_sink, .lse_of_empty = rules->lse_of_empty, .lse_factor = rules->lse_factor};
 }
 
+bool cuda_out_aligned(const struct attention_problem *p, int64_t bytes)
+{
+    const int64_t shape[] = {p->b, p->ragged_q.starts ? p->ragged_q.tokens : p->s_q, p->h_q};
+    return cuda_rows_aligned(p->out, shape, p->out_stride, 3, sizeof(uint16_t), bytes);
+}
+
 struct output_params cuda_output_params(const struct attention_problem *p)
 {
-    const int64_t shape[] = {p->b, p->s_q, p->h_q};
     struct output_params params = {.out = p->out,
                                    .lse = p->lse,
                                    .rules = cuda_result_params(&p->rules),
-                                   .pairs_aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, 4)};
+                                   .pairs_aligned = cuda_out_aligned(p, sizeof(uint16_t[2]))};
     memcpy(params.out_stride, p->out_stride, sizeof params.out_stride);
     memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
     return params;

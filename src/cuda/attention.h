@@ -116,6 +116,9 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
  * with 0 is not NaN. */
 float cuda_scale_log2(float scale);
 struct result_params cuda_result_params(const struct result_rules *rules);
+
+/* Returns whether every row of out begins at a multiple of `bytes`. */
+bool cuda_out_aligned(const struct attention_problem *p, int64_t bytes);
 struct output_params cuda_output_params(const struct attention_problem *p);
 struct sparse_cache_params cuda_cache_params(const struct key_source *keys);
 

@@ -76,11 +76,10 @@ fmla_status cuda_mha_write_padding(enum operation operation, const struct cuda_s
 
 fmla_status cuda_mha_forward_padding(const struct cuda_scope *scope, const struct attention_problem *p)
 {
-    const int64_t shape[] = {p->b, p->ragged_q.starts ? p->ragged_q.tokens : p->s_q, p->h_q};
     struct mha_padding_params params = cuda_mha_padding(&p->ragged_q, p->b, p->s_q, p->h_q);
     params.to[0] = (struct mha_vectors){p->out, p->out_stride[0], p->out_stride[1], p->out_stride[2]};
     params.width[0] = (int32_t)p->d_v;
-    params.aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, sizeof(float[4]));
+    params.aligned = cuda_out_aligned(p, sizeof(float[4]));
     params.lse = p->lse, params.lse_of_empty = p->rules.lse_of_empty;
     memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
     return cuda_mha_write_padding(p->operation, scope, &params, p->stream);

@@ -137,16 +137,20 @@ static const struct split_case {
     {7, 128, 65536, 16, 16, 1, 0, 1, 0}, /* 112 tiles */
 };
 
+static void make_split_case(struct mha_forward_call *c, const struct split_case *of, int64_t d_qk)
+{
+    const struct layout layout = SHAPE_OF(layout, .b = of->b, .s_q = of->s_q, .s_k = of->s_k, .h_q = of->h_q,
+                                          .h_kv = of->h_kv, .d_qk = d_qk, .d_v = D_V, .has = HAS_LSE);
+    mha_forward_make(c, &layout, gpu_number(0));
+    c->args.batch_dependent = of->batch_dependent, c->args.num_splits = of->num_splits;
+}
+
 static void splits(void)
 {
     for (int i = 0; i < (int)(sizeof split_cases / sizeof *split_cases); i++) {
         const struct split_case *const want = &split_cases[i];
         struct mha_forward_call c;
-        const struct layout layout =
-            SHAPE_OF(layout, .b = want->b, .s_q = want->s_q, .s_k = want->s_k, .h_q = want->h_q,
-                     .h_kv = want->h_kv, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
-        mha_forward_make(&c, &layout, gpu_number(0));
-        c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
+        make_split_case(&c, want, D_QK);
         const bool split = want->splits > 1;
         RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192%s",
              split ? "_splits|sm90_mha_forward_join_bf16_192" : "");
@@ -320,6 +324,17 @@ static void refused(void)
             c.v.shape[3] = c.out.shape[3] = 64);
 }
 
+/* Strides between tokens count where requests have one each, too. */
+static void out_of_single_tokens(void)
+{
+    struct mha_forward_call c;
+    ragged(&c);
+    c.args.max_s_q = c.args.num_splits = 1, c.out.strides[0] = H_Q * D_V + 1;
+    RUNS(mha_forward, &c, "sm80_mha_forward_bf16_192");
+    const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(0));
+    CHECK_ALL({p.out_aligned, 0}, {p.call.output.pairs_aligned, 0});
+}
+
 /* ---- The portable kernel with tensor cores ------------------------------------------------------- */
 
 static struct mha_forward_sm80_params portable(struct mha_forward_call *c, const char *kernel)
@@ -382,11 +397,7 @@ static void splits_of_sm80(void)
         const int64_t d_qk = portable_split_cases[i].d_qk, rows = want->b * want->s_q * want->h_q;
         const bool split = want->splits > 1;
         struct mha_forward_call c;
-        const struct layout layout =
-            SHAPE_OF(layout, .b = want->b, .s_q = want->s_q, .s_k = want->s_k, .h_q = want->h_q,
-                     .h_kv = want->h_kv, .d_qk = d_qk, .d_v = D_V, .has = HAS_LSE);
-        mha_forward_make(&c, &layout, gpu_number(0));
-        c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
+        make_split_case(&c, want, d_qk);
         RUNS(mha_forward, &c, "sm80_mha_forward_bf16_%s%s", d_qk == 128 ? "128_middle" : "192_small",
              split ? "_splits|sm80_mha_forward_join_bf16_128" : "");
         const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(split));
@@ -825,8 +836,8 @@ static void gradients_of_other_sizes(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
-                         splits_of_a_batch, kernel_with_splits, any_batch, refused, tiles_of_sm80,
-                         splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
+                         splits_of_a_batch, kernel_with_splits, any_batch, refused, out_of_single_tokens,
+                         tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
                          splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,
                          wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
                          shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse,

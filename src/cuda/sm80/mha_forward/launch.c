@@ -19,7 +19,6 @@ static struct cuda_kernel *kernel_of(const struct attention_problem *p, enum cud
 
 static struct mha_forward_sm80_params params_of(const struct attention_problem *p)
 {
-    const int64_t shape[] = {p->b, p->s_q, p->h_q};
     const int32_t heads = mha_heads_of_tile(p, MHA_SM80_ROWS);
     return (struct mha_forward_sm80_params){
         .call = cuda_mha_params(p),
@@ -32,7 +31,7 @@ static struct mha_forward_sm80_params params_of(const struct attention_problem *
         .group_divisor = divisor_of((uint32_t)(p->h_q / p->h_kv)),
         .units_of_key_head = (int32_t)(p->h_q / p->h_kv / heads),
         .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
-        .out_aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, ALIGNMENT),
+        .out_aligned = cuda_out_aligned(p, ALIGNMENT),
         .splits = 1,
     };
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../attention.h"
 #include "../../launch.h"
 #include "../../variants.h"
 
@@ -99,8 +100,7 @@ const char *sm90_mha_forward_refuses(const struct attention_problem *p, const ch
     if (!tensor_view_possible(&v))
         return "takes values whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "out";
-    const int64_t shape[] = {p->b, p->s_q, p->h_q};
-    if (!cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, ALIGNMENT))
+    if (!cuda_out_aligned(p, ALIGNMENT))
         return "takes an output whose base and strides are multiples of 16 bytes";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
