@@ -26,9 +26,17 @@ or a ratio. ours takes e4m3 queries, as vLLM's does, and over FP8_656 bf16 ones;
 the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf16 cache of the same values. Ours is also compared
 with fp32 arithmetic of one request; others may differ from ours by e4m3 rounding.
 
-The group mha_chunk has chunks of a long prompt, 16 to 2048 queries over 8192 to 131072 keys, beside FlashAttention-3 with its own
-number of splits (fa3_splits). The group mha_short has many short prompts, mha_256 and mha_256_bwd have heads of 256, mha_gqa_bwd
-has the gradients of grouped heads.
+The groups mha_chunk and mha_chunk_64 have chunks of a long prompt, 16 to 2048 queries over 8192 to 131072 keys, beside
+FlashAttention-3 with its own number of splits (fa3_splits); mha_chunk_64 has heads of 64. The group mha_short has many short
+prompts, mha_256 and mha_256_bwd have heads of 256, mha_gqa_bwd has the gradients of grouped heads.
+
+The group mha_mixed has batches of a server that prefills in chunks: 31 requests of one query over 2048 to 32768 keys and one of
+2048 queries over 8192, and 8 requests of 64 to 1024 queries over 4096 to 65536 keys; and batches of 1, 16 and 64 requests of one
+query. Peers are FlashAttention-3 without splits (fa3) and with its own number of them, and FlashAttention-4, which has no splits
+on Hopper. ours_invariant is ours with batch_invariant, which splits the keys of each request as if it were alone;
+share_invariant is the time of ours, which plans for the whole batch, over its time.
+
+The group mha_sink has a sink a head, mha_used has room for more keys than are in use (seqused_k); peers are fa3 and fa3_splits.
 
 The group mha_bwd has the gradients of dense MHA by torch.autograd.grad; the forward pass is not timed. Its runs are calls, not
 graphs; the GPU waits for some 2 ms before each, to hide the host's time. ours_direct is our operator without autograd. Ours is

@@ -77,9 +77,14 @@ class Ours:
     def sparse_prefill(self, x):
         return lambda: first(self.functions.flash_mla_sparse_fwd(x.q, x.kv, x.indices, x.scale, D_V, x.sink))
 
-    def mha_forward(self, x):
+    def mha_forward(self, x, **options):
         arguments = (x.q, x.k, x.v, x.ends, x.ends_k, x.longest, x.longest_k)
-        return lambda: first(self.functions.flash_attn_varlen_func(*arguments, causal=x.causal))
+        options = dict(causal=x.causal, attn_sink=x.sink, seqused_k=x.used, **options)
+        return lambda: first(self.functions.flash_attn_varlen_func(*arguments, **options))
+
+    def mha_forward_invariant(self, x):
+        """Splits the keys of a request as if it were alone."""
+        return self.mha_forward(x, batch_invariant=True)
 
     def mha_backward(self, x, deterministic=False):
         inputs, options = differentiable((x.q, x.k, x.v)), dict(causal=x.causal, deterministic=deterministic)
@@ -201,7 +206,13 @@ class FlashAttention3:
     splits_of_mha = 1
 
     def mha_forward(self, x):
-        tensors = dict(q=x.q, k=x.k, v=x.v, cu_seqlens_q=x.ends, cu_seqlens_k=x.ends_k)
+        tensors = dict(q=x.q, cu_seqlens_q=x.ends)
+        if x.used is None:
+            tensors.update(k=x.k, v=x.v, cu_seqlens_k=x.ends_k)
+        else:  # of a batch whose requests have room for as many keys
+            tensors.update(zip("kv", (of.unflatten(0, (len(x.used), -1)) for of in (x.k, x.v))), seqused_k=x.used)
+        if x.sink is not None:
+            tensors["s_aux"] = x.sink.bfloat16()  # the only type that it takes
         options = dict(softmax_scale=x.scale, is_causal=x.causal, num_splits=self.splits_of_mha)
         return lambda: self.forward(**tensors, max_seqlen_q=x.longest, max_seqlen_k=x.longest_k, **options)
 
@@ -220,12 +231,18 @@ class FlashAttention4:
         if not packages.is_dir():
             raise FileNotFoundError(f"{packages} is not there")
         sys.path[:0] = [str(packages), str(packages / "nvidia_cutlass_dsl" / "dsl_packages")]
-        from flash_attn.cute import flash_attn_func
+        from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
-        self.function, self.version = flash_attn_func, version_in(packages, "flash-attn-4")
+        self.function, self.of_sequences = flash_attn_func, flash_attn_varlen_func
+        self.version = version_in(packages, "flash-attn-4")
 
     def mha_forward(self, x):
-        return lambda: first(self.function(*x.batch, causal=x.causal))
+        """Sequences that are no batch of one length go to the function for those."""
+        if hasattr(x, "batch"):
+            return lambda: first(self.function(*x.batch, causal=x.causal))
+        tensors = dict(q=x.q, k=x.k, v=x.v, cu_seqlens_q=x.ends, cu_seqlens_k=x.ends_k)
+        options = dict(max_seqlen_q=x.longest, max_seqlen_k=x.longest_k, softmax_scale=x.scale, causal=x.causal)
+        return lambda: first(self.of_sequences(**tensors, **options))
 
     def mha_backward(self, x, deterministic=False):
         inputs = differentiable(x.batch)

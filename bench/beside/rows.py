@@ -373,6 +373,81 @@ class MhaChunk(Problem):
         return sequences([self.s_q] * self.b, self, [self.s_k] * self.b)
 
 
+BY_REQUEST = {"ours_invariant": ("ours", "mha_forward_invariant")}  # as a request alone, whatever else is in the batch
+
+
+@dataclass(frozen=True)
+class MhaDecode(MhaChunk):
+    """One token of each of b requests over all its s_k keys."""
+
+    kind = "mha_decode"
+    peers = ("fa3", "fa3_splits", "fa4")
+    variants = BY_REQUEST
+
+
+class Requests(NamedTuple):
+    """Requests of a batch, with tokens and keys in these ranges."""
+
+    count: int
+    tokens: tuple
+    keys: tuple
+
+
+# Batches of a server that prefills long prompts in chunks, in the order of their requests.
+MIXES = {
+    "decode_and_chunk": (Requests(31, (1, 1), (2048, 32768)), Requests(1, (2048, 2048), (8192, 8192))),
+    "chunks": (Requests(8, (64, 1024), (4096, 65536)),),
+}
+
+
+@dataclass(frozen=True)
+class MhaMixed(Problem):
+    """The last tokens of each request over all its keys, for a batch of MIXES."""
+
+    mix: str
+    h: int
+    h_kv: int
+    d_qk: int
+    d_v: int
+    causal: bool = True
+
+    kind = "mha_mixed"
+    operation = "mha_forward"
+    peers = ("fa3", "fa3_splits", "fa4")
+    variants = BY_REQUEST
+
+    def inputs(self, chance):
+        drawn = [
+            (chance.randint(*of.tokens), chance.randint(*of.keys)) for of in MIXES[self.mix] for _ in range(of.count)
+        ]
+        return sequences([tokens for tokens, _ in drawn], self, [keys for _, keys in drawn])
+
+
+@dataclass(frozen=True)
+class MhaSink(MhaChunk):
+    """The same with a sink a head, which bf16 holds, as FlashAttention-3 takes it."""
+
+    kind = "mha_sink"
+    peers = ("fa3", "fa3_splits")
+
+    def inputs(self, chance):
+        x = super().inputs(chance)
+        x.sink = (torch.randn(self.h) + math.log(self.s_k)).bfloat16().float()  # about half of a row's weight
+        return x
+
+
+@dataclass(frozen=True)
+class MhaUsed(MhaChunk):
+    """The same with room for s_k keys a request, of which a half to all are in use."""
+
+    kind = "mha_used"
+    peers = ("fa3", "fa3_splits")
+
+    def inputs(self, chance):
+        used = [chance.randint(max(self.s_q, self.s_k // 2), self.s_k) for _ in range(self.b)]
+        return sequences([self.s_q] * self.b, self, [self.s_k] * self.b, used)
+
+
 @dataclass(frozen=True)
 class Errors(Problem):
     """Mixed into a problem, measures errors in place of times: against double arithmetic, of a part of the results. Scores have
@@ -563,6 +638,33 @@ def chunk_rows():
     return rows + [MhaChunk(b, s_q, 32768, *of) for b, s_q, of in product((4, 16), (16, 128), (sizes[0], sizes[2]))]
 
 
+SERVED = (16, 16, 192, 128), (32, 4, 128, 128), (16, 16, 64, 64)  # heads and their sizes
+
+
+def chunk_rows_of_64():
+    of = SERVED[2]
+    rows = [MhaChunk(1, s_q, s_k, *of) for s_k, s_q in product((8192, 32768, 65536), (16, 64, 128, 512, 2048))]
+    return rows + [MhaChunk(b, s_q, 32768, *of) for b, s_q in product((4, 16), (16, 128))]
+
+
+def mixed_rows():
+    rows = [MhaMixed(mix, *of) for of, mix in product(SERVED, MIXES)]
+    shapes = [*product((1, 16, 64), (8192, 32768)), (1, 131072), (16, 131072)]
+    rows += [MhaDecode(b, 1, s_k, *SERVED[0]) for b, s_k in shapes]
+    ends = (1, 8192), (1, 131072), (16, 32768), (64, 8192), (64, 131072)
+    return rows + [MhaDecode(b, 1, s_k, *of) for of, (b, s_k) in product(SERVED[1:], ends)]
+
+
+def sink_rows():
+    shapes = (8, 2048, 2048), (1, 512, 32768), (1, 2048, 32768), (64, 1, 8192)
+    return [MhaSink(*shape, *of) for of, shape in product(((64, 8, 64, 64), *SERVED[:2]), shapes)]
+
+
+def used_rows():
+    shapes = (8, 1024, 4096), (16, 128, 16384), (64, 1, 32768)
+    return [MhaUsed(*shape, *of) for of, shape in product(SERVED, shapes)]
+
+
 def portable_rows():
     sizes = (16, 16, 192, 128), (16, 16, 128, 128), (32, 4, 128, 128)
     chunks = [*product((8192, 32768), (16, 128, 512)), (65536, 128)]
@@ -640,6 +742,10 @@ GROUPS = {
     "prefill": prefill_rows(),
     "mha": mha_rows(),
     "mha_chunk": chunk_rows(),
+    "mha_chunk_64": chunk_rows_of_64(),
+    "mha_mixed": mixed_rows(),
+    "mha_sink": sink_rows(),
+    "mha_used": used_rows(),
     "mha_short": short_rows(),
     "mha_256": wide_rows(),
     "mha_256_bwd": wide_gradients_rows(),
@@ -710,12 +816,13 @@ def attended_keys(q, keys, scale, sink):
     return scores.softmax(-1)[..., :-1] @ keys[..., :D_V]
 
 
-def sequences(lengths, row, keys=None):
+def sequences(lengths, row, keys=None, used=None):
     """Makes sequences of so many tokens, one after the other, and as many keys each, unless `keys` says how many. Then the
-    tokens are the last ones of their sequence."""
+    tokens are the last ones of their sequence: of the first `used` keys, if that is given."""
     keys = keys or lengths
+    seen = used or keys
     hidden = sum(length * length for length in lengths) / 2 if row.causal else 0
-    pairs = row.h * (sum(map(operator.mul, lengths, keys)) - hidden)
+    pairs = row.h * (sum(map(operator.mul, lengths, seen)) - hidden)
     return SimpleNamespace(
         q=row.normal(sum(lengths), row.h, row.d_qk, deviation=1),
         k=row.normal(sum(keys), row.h_kv, row.d_qk, deviation=1),
@@ -723,7 +830,9 @@ def sequences(lengths, row, keys=None):
         ends=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
         ends_k=torch.tensor([0, *keys]).cumsum(0).to(torch.int32),
         longest=max(lengths),
-        longest_k=max(keys),
+        longest_k=max(seen),
+        used=torch.tensor(used, dtype=torch.int32) if used else None,
+        sink=None,
         causal=row.causal,
         grouped=row.h != row.h_kv,
         scale=row.d_qk**-0.5,

@@ -226,7 +226,8 @@ def disagreements(row, x, ready):
 
 def ratios(row, us):
     """{"ratio": the time of the fastest peer over ours}. Where deterministic calls were timed too, that of
-    FlashAttention-4's over ours, and the time of our call that is not deterministic over that of the one that is."""
+    FlashAttention-4's over ours, and the time of our call that is not deterministic over that of the one that is; likewise for a
+    call that is batch-invariant."""
     found, peers = {}, [us[name] for name in row.peers if name in us]
     if peers and all(name in us for name in row.needed):
         found["ratio"] = round(min(peers) / us["ours"], 3)
@@ -234,10 +235,12 @@ def ratios(row, us):
         if "fa4_deterministic" in us:
             found["ratio_deterministic"] = round(us["fa4_deterministic"] / us["ours_deterministic"], 3)
         found["share_deterministic"] = round(us["ours"] / us["ours_deterministic"], 3)
+    if "ours_invariant" in us:
+        found["share_invariant"] = round(us["ours"] / us["ours_invariant"], 3)
     return found
 
 
-COLUMNS = ("ratio", "ratio_deterministic", "share_deterministic")
+COLUMNS = ("ratio", "ratio_deterministic", "share_deterministic", "share_invariant")
 
 
 def rows_counted_with(group, row):

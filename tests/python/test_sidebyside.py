@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tests bench/sidebyside.py as far as possible without a GPU: the rows, the peers that they name, and refusals; with PyTorch,
-also the gradients of dense MHA, decode with FP8 products, and errors of all operations on the CPU, next to stand-ins
-for peers."""
+also dense MHA of a server's batches, its gradients, decode with FP8 products, and errors of all operations on the CPU, next
+to stand-ins for peers."""
 
 import collections
 import dataclasses
@@ -95,6 +95,10 @@ def test_rows_and_their_peers(script):
         "prefill": {("sparse_prefill", ("flashmla",)): 14},
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
         "mha_chunk": {("mha_chunk", ("fa3_splits",)): 56},
+        "mha_chunk_64": {("mha_chunk", ("fa3_splits",)): 19},
+        "mha_mixed": {("mha_mixed", ("fa3", "fa3_splits", "fa4")): 6, ("mha_decode", ("fa3", "fa3_splits", "fa4")): 18},
+        "mha_sink": {("mha_sink", ("fa3", "fa3_splits")): 12},
+        "mha_used": {("mha_used", ("fa3", "fa3_splits")): 9},
         "mha_short": {("mha_short", ("fa3", "fa4")): 12},
         "mha_256": {
             ("mha_fwd", ("fa3", "fa4", "cudnn")): 7,
@@ -124,7 +128,9 @@ def test_rows_and_their_peers(script):
     for row in rows:
         for contestant, method in script.calls_of(row).values():
             assert callable(getattr({"ours": script.Ours, **script.PEERS}[contestant], method)), (row, contestant)
-    assert script.OURS == ["ours_bf16_q", "ours_bf16", "ours_bf16_cache", "ours_direct", "ours_deterministic"]
+    assert script.OURS == [
+        *("ours_bf16_q", "ours_bf16", "ours_bf16_cache", "ours_invariant", "ours_direct", "ours_deterministic")
+    ]
     assert set(script.VLLM_LIBRARIES) == {
         "vllm/_flashmla_C.abi3.so",
         "vllm/_flashmla_extension_C.abi3.so",
@@ -215,6 +221,31 @@ def test_groups_with_forced_kernels(script, monkeypatch):
 )
 def test_ratios_of_gradients(script, us, expected):
     assert script.ratios(script.GROUPS["mha_bwd"][0], us) == expected
+
+
+def test_rows_of_a_server(script):
+    """Tests the ratios of a group with batch-invariant calls, how the summary counts its rows, and that no row needs more memory
+    than a GPU has."""
+    rows = [("mha_mixed", row) for row in script.GROUPS["mha_mixed"]]
+    us = dict(ours=2, ours_invariant=4, fa3=8, fa3_splits=3, fa4=5)
+    assert script.ratios(rows[0][1], us) == {"ratio": 1.5, "share_invariant": 0.5}
+    assert script.ratios(rows[0][1], dict(ours=2, ours_invariant=4)) == {"share_invariant": 0.5}
+    lines = [{"ratio": 1.5, "share_invariant": 0.5}] * 2 + [{}] * 22
+    assert script.summary(rows, lines, [])[:2] == [
+        "mha_mixed 192/128: 2 of 2 rows have a ratio, geometric mean 1.500, smallest 1.500",
+        "mha_mixed 192/128: 2 of 2 rows have a share_invariant, geometric mean 0.500, smallest 0.500",
+    ]
+    assert script.words_for(rows[0][1]) == "mha_mixed mix=decode_and_chunk h=16 h_kv=16 d_qk=192 d_v=128 causal=True"
+    for name in ("mha_chunk_64", "mha_mixed", "mha_sink", "mha_used"):
+        for row in script.GROUPS[name]:
+            if row.kind == "mha_mixed":
+                keys = sum(of.count * of.keys[1] for of in script.MIXES[row.mix])
+                assert all(of.tokens[1] <= of.keys[0] for of in script.MIXES[row.mix])
+            else:
+                keys = row.b * row.s_k
+                assert row.s_q <= (row.s_k // 2 if row.kind == "mha_used" else row.s_k)
+            assert 2 * keys * row.h_kv * (row.d_qk + row.d_v) < 40e9
+            assert row.kind != "mha_sink" or row.h <= 64  # FlashAttention-3's limit
 
 
 class StandIn:
@@ -437,6 +468,154 @@ def test_fp8_reads_the_pages_of_its_table(with_torch, fp8):
         x.table = x.table.flip(0)
         (text,) = with_torch.disagreements(row, x, ready)
         assert text.startswith("ours: its output differs from fp32 arithmetic: ")
+
+
+# ---- Dense MHA of a server -------------------------------------------------------------------------------------------
+
+
+def attended_alone(q, k, v, scale, sink=None):
+    """Computes causal attention of the last tokens of one request in fp32: q is [tokens, h, d], k and v [keys, h_kv, d]."""
+    import torch
+
+    q, k, v = (tensor.float().transpose(0, 1) for tensor in (q, k, v))
+    k, v = (tensor.repeat_interleave(len(q) // len(tensor), 0) for tensor in (k, v))
+    hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(k.shape[1] - q.shape[1] + 1)
+    scores = (q @ k.mT * scale).masked_fill(hidden, -math.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink.float()[:, None, None].expand(-1, q.shape[1], 1)], -1)
+    return (scores.softmax(-1)[..., : k.shape[1]] @ v).transpose(0, 1).to(torch.bfloat16)
+
+
+def attended_each(q, k, v, ends, ends_k, scale):
+    import torch
+
+    spans = zip(ends, ends[1:], ends_k, ends_k[1:])
+    return torch.cat([attended_alone(q[a:b], k[c:d], v[c:d], scale) for a, b, c, d in spans])
+
+
+class Operators3:
+    """A stand-in for FlashAttention-3's operator, in PyTorch on the CPU."""
+
+    def __init__(self, names):
+        self.names, self.splits, self.takes = list(names), set(), {"s_aux", "seqused_k"}
+
+    def fwd(self, *given):
+        import torch
+
+        x = types.SimpleNamespace(**dict(zip(self.names, given, strict=True)))
+        assert x.is_causal and x.page_table is None and x.max_seqlen_q == int(x.cu_seqlens_q.diff().max())
+        self.splits.add(x.num_splits)
+        if x.seqused_k is None:
+            assert x.max_seqlen_k == int(x.cu_seqlens_k.diff().max())
+            keys = [slice(*span) for span in zip(x.cu_seqlens_k[:-1], x.cu_seqlens_k[1:])]
+            pairs = [(x.k[span], x.v[span]) for span in keys]
+        else:  # a batch of four dimensions
+            assert x.cu_seqlens_k is None and x.max_seqlen_k == int(x.seqused_k.max())
+            used = x.seqused_k if "seqused_k" in self.takes else x.seqused_k.new_full((len(x.k),), x.k.shape[1])
+            pairs = [(k[:count], v[:count]) for k, v, count in zip(x.k, x.v, used)]
+        assert x.s_aux is None or x.s_aux.dtype == torch.bfloat16
+        sink = x.s_aux if "s_aux" in self.takes else None
+        queries = [x.q[a:b] for a, b in zip(x.cu_seqlens_q, x.cu_seqlens_q[1:])]
+        return [torch.cat([attended_alone(q, k, v, x.softmax_scale, sink) for q, (k, v) in zip(queries, pairs)])]
+
+
+@pytest.fixture
+def served(with_torch, session, monkeypatch):
+    """Returns the session with stand-ins for FlashAttention-3 and -4, and calls instead of graphs; batches are small."""
+    monkeypatch.setattr(
+        sys.modules["beside.timing"], "captured", lambda call: (types.SimpleNamespace(replay=call), call())
+    )
+    small = with_torch.Requests
+    mixes = {
+        "mixed": (small(3, (1, 1), (20, 300)), small(1, (70, 70), (90, 90))),
+        "chunks": (small(4, (2, 30), (40, 200)),),
+    }
+    monkeypatch.setattr(sys.modules["beside.rows"], "MIXES", mixes)
+    session.operators = Operators3(with_torch.FlashAttention3.FORWARD)
+    for name in ("fa3", "fa3_splits"):
+        session.present[name] = with_torch.PEERS[name].__new__(with_torch.PEERS[name])
+        session.present[name].functions = session.operators
+    fa4 = with_torch.FlashAttention4.__new__(with_torch.FlashAttention4)
+
+    def of_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
+        assert causal and max_seqlen_q == int(cu_seqlens_q.diff().max())
+        assert max_seqlen_k == int(cu_seqlens_k.diff().max())
+        return attended_each(q, k, v, cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), softmax_scale), None
+
+    fa4.of_sequences = of_sequences
+    session.present["fa4"] = fa4
+    return session
+
+
+def rows_of_a_server(script):
+    return [
+        script.MhaMixed("mixed", 4, 4, 192, 128),
+        script.MhaMixed("chunks", 4, 1, 128, 128),
+        script.MhaDecode(5, 1, 130, 4, 4, 64, 64),
+        script.MhaSink(2, 30, 150, 8, 2, 64, 64),
+        script.MhaUsed(3, 7, 200, 4, 4, 192, 128),
+    ]
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_mha_of_a_server(with_torch, served, place):
+    """All contestants take part, FlashAttention-3 once without splits and once with its own number, and agree."""
+    row = rows_of_a_server(with_torch)[place]
+    measured, wrong = served.outcome(row)
+    assert wrong == [] and "lacks" not in measured and measured["ratio"] > 0
+    assert [name[:-3] for name in measured if name.endswith("_us")] == ["ours", *row.peers, *row.variants]
+    assert ("share_invariant" in measured) == ("ours_invariant" in row.variants) == (place < 3)
+    assert served.operators.splits == {0, 1}
+
+
+@pytest.mark.parametrize("place, lost", [(3, "s_aux"), (4, "seqused_k")])
+def test_mha_of_a_server_that_differs(with_torch, served, place, lost):
+    """A peer that does not read the sink, or the lengths in use, gives another result."""
+    served.operators.takes.remove(lost)
+    measured, wrong = served.outcome(rows_of_a_server(with_torch)[place])
+    assert measured == {} and [text[: text.index(" differs")] for text in wrong] == [
+        f"{name}: its output" for name in ("fa3", "fa3_splits")
+    ]
+
+
+def test_mha_of_a_server_without_peers(with_torch, served):
+    """A row counts if ours and one named peer ran."""
+    served.absent = {name: served.present.pop(name) for name in ("fa3", "fa3_splits")}
+    measured, wrong = served.outcome(rows_of_a_server(with_torch)[0])
+    assert wrong == ["fa3 is not there", "fa3_splits is not there"] and measured["ratio"] > 0
+    measured, _ = served.outcome(rows_of_a_server(with_torch)[3])
+    assert "ours_us" in measured and "ratio" not in measured and measured["lacks"] == ["fa3", "fa3_splits"]
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_inputs_of_a_server(with_torch, served, place):
+    """Tests lengths, and that FLOP count the pairs that are seen."""
+    row = rows_of_a_server(with_torch)[place]
+    x = row.inputs(random.Random(3))
+    tokens, keys = x.ends.diff().tolist(), (x.ends_k.diff() if x.used is None else x.used).tolist()
+    assert all(least <= most for least, most in zip(tokens, keys)) and (x.longest, x.longest_k) == (
+        max(tokens),
+        max(keys),
+    )
+    pairs = sum(s_q * s_k - s_q * (s_q - 1) / 2 for s_q, s_k in zip(tokens, keys))
+    assert x.flop == pytest.approx(2 * row.h * pairs * (row.d_qk + row.d_v), rel=0.02)
+    assert (x.sink is None) == (row.kind != "mha_sink") and (x.used is None) == (row.kind != "mha_used")
+
+
+def test_batch_invariant_call(with_torch, monkeypatch):
+    """The variant of ours asks for it, and the call itself does not."""
+    ours, asked = with_torch.Ours(), []
+
+    def recorded(*arguments, **options):
+        asked.append(options.get("batch_invariant", False))
+        return arguments[0]
+
+    monkeypatch.setattr(ours, "functions", types.SimpleNamespace(flash_attn_varlen_func=recorded))
+    row = with_torch.MhaDecode(1, 1, 30, 2, 2, 64, 64)
+    for _, method in with_torch.calls_of(row).values():
+        if method.startswith("mha_forward"):
+            getattr(ours, method)(row.inputs(random.Random(1)))()
+    assert asked == [False, False, False, False, True]
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
