@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import sys
 import time
 import types
@@ -829,4 +830,5 @@ def test_time_of_errors(with_torch, alike, monkeypatch, tmp_path, capsys):
         assert list(lines[0]["peers"]) == [name for name in ("flashmla", "fa3") if name not in absent]
         assert "runs" not in lines[0] and lines[0]["seed"] == 5 and ("lacks" in lines[0]) == bool(absent)
     assert main.main(["errors", str(out)]) == 0
-    assert "| dense decode | bf16 | 2." in capsys.readouterr().out
+    digits = re.search(r"\| dense decode \| bf16 \| ([0-9.]+) ", capsys.readouterr().out)[1]
+    assert 1.6 < float(digits) < 2.6  # of a CPU with and without bf16 products
