@@ -154,6 +154,12 @@ checked "$mha --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink"
 checked '--op mha_backward --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink --dlse' '--repeat 1 --out m.out' \
     'd_v 128, bf16, causal, sink, dlse$' '^check +PASS'
 grep -aq '"d_attn_sink":{"dtype":"F32","shape":\[6\]' m.out || wrong 'm.out has no d_attn_sink'
+# Without a sink there is no gradient of one.
+for dlse in '' --dlse; do
+    checked "--op mha_backward --batch 2 --seq-len 70 --heads 2 $dlse" '--repeat 1 --out m.out' \
+        '^check +PASS: 280 of 280 rows .*; dv: worst difference [0-9.e-]+$'
+    grep -aq '"d_attn_sink"' m.out && wrong 'm.out has d_attn_sink of no sink'
+done
 checked "$mha --varlen --seq-lens 0,1,65,64,130 --query-tokens 3 --heads 2 --d-qk 64 --d-v 128 --causal" '--repeat 1' \
     '^keys +260 of 5 requests, one after the other; 1538 ' '^check +PASS: 30 of 30 rows'
 for varlen in '' --varlen; do

@@ -162,6 +162,12 @@ bool call_allocate(struct call *call, int index, struct reason *reason)
     return tensor->data != NULL;
 }
 
+/* Returns true for the gradient of an input that is absent: there is none. */
+static bool is_gradient_of_none(const struct call *call, const struct member *member)
+{
+    return !strcmp(member->name, "d_attn_sink") && !call_tensor(call, "attn_sink");
+}
+
 void call_set_results(struct call *call)
 {
     const fmla_dtype fp32 = {FMLA_TYPE_FLOAT, 32, 1}, bf16 = {FMLA_TYPE_BFLOAT, 16, 1};
@@ -171,6 +177,7 @@ void call_set_results(struct call *call)
         const struct form form = form_of(member, flat);
         int64_t shape[MAX_DIMENSIONS];
         if (call->tensor[i].shape || !(member->allowed & IS_OUTPUT)) continue;
+        if (is_gradient_of_none(call, member)) continue;
         for (int d = 0; d < form.rank; d++) shape[d] = call_size(call, form.dimensions[d]);
         const fmla_dtype same = call->tensor[0].dtype.bits == 8 ? bf16 : call->tensor[0].dtype;
         call_set(call, i, member->allowed & ALLOW_SAME ? same : fp32, form.rank, shape, NULL);

@@ -65,7 +65,8 @@ void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, cons
  * shape and its bytes. */
 bool call_allocate(struct call *call, int index, struct reason *reason);
 
-/* Sets the absent results, without memory, to the sizes that the inputs imply. */
+/* Sets the absent results, without memory, to the sizes that the inputs imply; a gradient of an absent input
+ * stays absent. */
 void call_set_results(struct call *call);
 
 /* Allocates the results that were set and have no memory. They are filled with bytes that no result has,
