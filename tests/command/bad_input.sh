@@ -104,6 +104,10 @@ good run one.safetensors --check
 lies apart.safetensors 'cu_seqlens_q: is given, must be NULL where q has 4 dimensions' 400 "{$one_q,$one_k,$one_v,\"cu_seqlens_q\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[384,392]},\"cu_seqlens_k\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[392,400]}}"
 lies ranks.safetensors 'mha_forward: k: ' 384 "{$one_q,\"k\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[128,256]},$one_v}"
 lies ranks.safetensors 'tensor "v": has 2 dimensions, must have 3' 384 "{$one_q,$one_k,\"v\":{\"dtype\":\"BF16\",\"shape\":[1,64],\"data_offsets\":[256,384]}}"
+starts='"dtype":"I32","shape":[3],"data_offsets"'
+for used in q k; do # lengths in use of one request where there are two
+    lies used.safetensors "mha_forward: seqused_$used: " 412 "{\"q\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[0,128]},\"k\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[128,256]},\"v\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[256,384]},\"cu_seqlens_q\":{$starts:[384,396]},\"cu_seqlens_k\":{$starts:[396,408]},\"seqused_$used\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[408,412]}}"
+done
 # Starts that decrease, are negative or past the end are not errors: tokens outside all requests stay unchanged.
 patched() { # patched FILE START OCTAL ROWS PAIRS: another value in cu_seqlens_q, with which the data begins
     printf '%b' "$3" | dd of="$1" bs=1 conv=notrunc status=none seek=$((8 + $(od -An -t u8 -N 8 "$1") + 4 * $2))
@@ -203,6 +207,8 @@ bad 2 '--extra-topk: applies only to --op sparse_decode' make-input x --extra-to
 bad 2 '--seq-lens: needs --varlen with --op mha_forward' make-input x --op mha_forward --seq-lens 1,2
 bad 2 '--max-len: needs --varlen with --op mha_forward' make-input x --op mha_forward --max-len 2
 bad 2 '--dlse: does not apply to --op mha_forward' make-input x --op mha_forward --dlse
+bad 2 '--used: applies only to --op mha_forward or mha_backward' make-input x --used
+bad 2 '--used: does not apply to --op sparse_decode' make-input x --op sparse_decode --used
 bad 2 '--page-size: does not apply to --op mha_forward' make-input x --op mha_forward --page-size 64
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op mha_forward --kv-heads 3
 bad 2 "--d-v: '513' must be a whole number in [1, 512]" make-input x --op mha_forward --d-v 513

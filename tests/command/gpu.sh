@@ -83,6 +83,14 @@ has '^kv +\[5, 64, 1, 656\] FP8_656, 200 indices a token$'
 prefill --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --short-lists
 prefill --seq-len 0 --topk 0 # rows without a key
 
+# Dense MHA and its gradients: with a sink and without one, and lengths in use, whose padding is NaN.
+for op in mha_forward mha_backward; do
+    compared "--op $op --varlen --seq-lens 0,1,65,200 --heads 6 --kv-heads 2 --d-qk 128 --causal" ''
+    compared "--op $op --varlen --seq-lens 0,1,65,200 --heads 6 --kv-heads 2 --d-qk 128 --causal --used --sink" ''
+    has '^keys +[0-9]+ in use of 4 requests, one after the other; '
+    compared "--op $op --batch 3 --seq-len 70 --query-tokens 20 --heads 2 --used" ''
+done
+
 # Refusals: one line, no file.
 bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --cache fp8_656

@@ -189,7 +189,7 @@ static const struct {
     {MAKE_DENSE("batch") " --sink", NULL},
     {MAKE_LISTS("sparse", "sparse_decode --batch 2") " --heads 2 --cache fp8_584 --sink", NULL},
     {MAKE_LISTS("prefill", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
-    {MAKE_MHA("mha"), NULL},
+    {MAKE_MHA("mha") " --used --sink", NULL},
     {"info", NULL},
     {"info --all", NULL},
     {"info --json -", NULL},

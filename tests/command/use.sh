@@ -154,6 +154,24 @@ checked "$mha --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink"
 checked '--op mha_backward --varlen --seq-lens 0,1,65 --heads 6 --kv-heads 2 --causal --sink --dlse' '--repeat 1 --out m.out' \
     'd_v 128, bf16, causal, sink, dlse$' '^check +PASS'
 grep -aq '"d_attn_sink":{"dtype":"F32","shape":\[6\]' m.out || wrong 'm.out has no d_attn_sink'
+# Lengths in use: padding is NaN, which is read without them.
+lengths_in_use() { # lengths_in_use FILE 0|1: those of tokens, or of keys, of three concatenated requests
+    od -An -t d4 -j $((8 + $(od -An -t u8 -N 8 "$1") + 32 + 12 * $2)) -N 12 "$1"
+}
+for op in mha_forward mha_backward; do
+    used="--op $op --used --heads 6 --kv-heads 2 --d-qk 128 --causal --sink"
+    checked "$used --varlen --seq-lens 0,1,65,200" '--repeat 1 --out m.out' 'd_v 128, bf16, causal, lengths in use, sink$' \
+        '^keys +[0-9]+ in use of 4 requests, one after the other; ' '^check +PASS: 1596 of 1596 rows'
+    checked "$used --batch 3 --seq-len 70 --query-tokens 20" '--repeat 1' '^keys +[0-9]+ in use of 3 requests; ' '^check +PASS: 360 of 360 rows'
+    # As many tokens as keys are in use where a request has as many.
+    good make-input in.safetensors --op $op --used --varlen --seq-lens 5,60,30 --heads 1
+    holds "$op: lengths in use of tokens and keys differ" cmp <(lengths_in_use in.safetensors 0) <(lengths_in_use in.safetensors 1)
+    sed 's/"seqused_k"/"seqother_"/; s/"seqused_q"/"seqothers"/' in.safetensors >c.safetensors
+    for file in in c; do good run $file.safetensors --repeat 1 --out $file.out; done
+    cmp -s in.out c.out && wrong "run of $op does not read lengths in use"
+done
+# More than the oracle computes whole.
+checked "$mha --batch 3 --seq-len 1500 --heads 16 --causal --used" '--repeat 1' '^check +PASS: 64 of 72000 rows'
 # Without a sink there is no gradient of one.
 for dlse in '' --dlse; do
     checked "--op mha_backward --batch 2 --seq-len 70 --heads 2 $dlse" '--repeat 1 --out m.out' \

@@ -74,7 +74,8 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_extra_pages] = s->op == OP_CACHE_CONVERT ? pages_for(keys, s->extra_page_size)
                                                       : s->b * pages_for(extra_keys(s), s->extra_page_size);
     size[DIM_extra_page_size] = s->extra_page_size;
-    size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = size[DIM_n_out] = s->parts;
+    size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
+    size[DIM_n_out] = s->part ? 1 : s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
     size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
     for (int i = 0; i < DIMENSIONS; i++) {
@@ -91,7 +92,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink") || !strcmp(name, "d_attn_sink")) return s->sink;
     if (!strcmp(name, "dlse")) return s->dlse;
-    if (!strncmp(name, "seqused", 7)) return false;
+    if (!strncmp(name, "seqused", 7)) return s->used;
     if (!strcmp(name, "out_last") || !strcmp(name, "lse_last")) return s->last;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
@@ -407,6 +408,32 @@ static bool begin_mha(struct making *m, struct reason *reason)
     return true;
 }
 
+/* Draws lengths in use. */
+static void draw_used(struct making *m)
+{
+    int32_t *of_q = data_of(m, "seqused_q"), *of_k = data_of(m, "seqused_k");
+    const struct shape *s = m->shape;
+    for (int64_t r = 0; of_q && r < s->b; r++) {
+        of_k[r] = (int32_t)random_between(&m->random, 0, s->varlen ? m->lengths[r] : s->s_k);
+        of_q[r] = s->s_q ? (int32_t)random_between(&m->random, 0, s->s_q) : of_k[r];
+    }
+}
+
+/* Sets tokens or keys that are not in use to NaN. */
+static void fill_padding(struct making *m, const char *name, const char *of_starts, const char *of_used)
+{
+    const fmla_tensor *tensor = tensor_of(m, name);
+    const int32_t *starts = data_of(m, of_starts), *used = data_of(m, of_used);
+    if (!used || !tensor->shape[0]) return;
+    const int64_t row = tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1];
+    for (int64_t r = 0; r < m->shape->b; r++) {
+        const int64_t begin = starts ? starts[r] : r * tensor->shape[1];
+        const int64_t end = starts ? starts[r + 1] : begin + tensor->shape[1];
+        for (int64_t i = (begin + used[r]) * row; i < end * row; i++)
+            element_store(tensor->data, tensor->dtype, i, NAN);
+    }
+}
+
 static bool mha_values(struct making *m, struct reason *reason)
 {
     (void)reason;
@@ -416,8 +443,11 @@ static bool mha_values(struct making *m, struct reason *reason)
         of_q[r + 1] = of_q[r] + (m->shape->s_q ? (int32_t)m->shape->s_q : m->lengths[r]);
         of_k[r + 1] = of_k[r] + m->lengths[r];
     }
+    draw_used(m);
     call_set_longest(m->call);
     fill(m, "q", 0.0f), fill(m, "k", 0.0f), fill(m, "v", 0.0f), fill_normal(m, "attn_sink", 1.0f);
+    fill_padding(m, "q", "cu_seqlens_q", "seqused_q");
+    fill_padding(m, "k", "cu_seqlens_k", "seqused_k"), fill_padding(m, "v", "cu_seqlens_k", "seqused_k");
     *(float *)call_option(m->call, "softmax_scale") = 1.0f / sqrtf((float)m->shape->d_qk + 100.0f);
     return true;
 }
@@ -451,6 +481,7 @@ static bool backward_values(struct making *m, struct reason *reason)
     fmla_status status;
     if (!mha_values(m, reason)) return false;
     fill(m, "dout", 0.0f), fill(m, "dlse", 0.0f);
+    fill_padding(m, "dout", "cu_seqlens_q", "seqused_q");
     return m->shape->no_forward || make_forward(m->call, &status, reason);
 }
 
@@ -464,6 +495,7 @@ static bool merge_values(struct making *m, struct reason *reason)
     float *lse = data_of(m, "lse_parts");
     fill(m, "out_parts", 0.0f), fill_normal(m, "lse_parts", 2.0f), fill_normal(m, "attn_sink", 1.0f);
     fill(m, "out_last", 0.0f), fill_normal(m, "lse_last", 2.0f);
+    *(int64_t *)call_option(m->call, "part") = s->part;
     for (int64_t i = 0; s->holes && i < s->parts * rows;
          i++) /* rows without keys in all parts, and in some */
         if (i % rows % 4 == 3 || !random_between(&m->random, 0, 7)) lse[i] = INFINITY;

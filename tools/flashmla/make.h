@@ -38,10 +38,14 @@ struct shape {
     /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and
      * topk; MHA: concatenated requests of s_k/80 to s_k keys. */
     bool varlen;
-    bool extra_varlen;      /* likewise, only for the second cache's lists */
-    bool holes;             /* one index in eight is invalid; parts without keys; slots of -1 */
+    bool extra_varlen; /* likewise, only for the second cache's lists */
+    bool holes;        /* one index in eight is invalid; parts without keys; slots of -1 */
+    /* MHA: the first 0 to all tokens and keys of a request are in use, equally many where s_q is 0; the
+     * padding after them is NaN. */
+    bool used;
     bool no_lse;            /* merge without lse */
     bool last;              /* merge with one part more, at pointers of its own */
+    int64_t part;           /* merge: 1 + the part whose contribution is computed; 0: all are merged */
     bool no_forward;        /* gradients of MHA: out and lse are left to make_forward, on a GPU */
     const int32_t *lengths; /* [b], dense decode and, with varlen, MHA; NULL = as above */
     uint64_t seed;

@@ -40,7 +40,9 @@ static const struct command make_input = {
     "--op mha_forward writes q [b, s_q, h_q, d_qk], k [b, s_k, h_kv, d_qk] and v [b, s_k, h_kv, d_v]; "
     "s_k is --seq-len, 1024 by default. With --varlen the requests are packed one after the other, "
     "with lengths as above: the tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k "
-    "(int32) give the start of each request. softmax_scale is 1 / sqrt(d_qk + 100). --op mha_backward "
+    "(int32) give the start of each request. With --used, seqused_q and seqused_k [b] (int32) say how many "
+    "tokens and keys of each request are in use, at random; those after them are NaN. softmax_scale is 1 / "
+    "sqrt(d_qk + 100). --op mha_backward "
     "writes these tensors, out and lse as mha_forward computes them, dout and, with --dlse, dlse.\n"
     "\n"
     "Examples\n"
@@ -62,7 +64,7 @@ struct make_options {
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
     int op, dtype, cache, extra_cache, products; /* indices in the choices; cache 0: q's type */
     const char *names[OPTION_CHOICES];           /* choices of op */
-    bool causal, varlen, sink, dlse, short_lists;
+    bool causal, varlen, used, sink, dlse, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
         extra_topk_given, extra_page_given, extra_cache_given, products_given;
 };
@@ -100,7 +102,7 @@ static struct shape shape_of(const struct make_options *o)
         shape.s_q = o->query_tokens_given ? o->query_tokens : 0;
         shape.h_kv = o->kv_heads_given ? o->kv_heads : o->heads, shape.d_qk = o->d_qk_given ? o->d_qk : 192;
         shape.d_v = o->d_v_given ? o->d_v : usual_d_v(shape.d_qk);
-        shape.varlen = o->varlen;
+        shape.varlen = o->varlen, shape.used = o->used;
         return shape;
     }
     shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
@@ -174,9 +176,11 @@ static const struct {
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
     [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
-    [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "attn_sink", "q", "k", "v"}},
+    [MHA] = {print_mha,
+             {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "attn_sink", "q", "k", "v"}},
     [BACKWARD] = {print_mha,
-                  {"cu_seqlens_q", "cu_seqlens_k", "attn_sink", "dlse", "lse", "q", "k", "v", "out", "dout"}},
+                  {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "attn_sink", "dlse", "lse", "q",
+                   "k", "v", "out", "dout"}},
     [PLAIN] = {print_plain, {NULL}}, /* all inputs */
     [LENGTHS] = {print_dense, {NULL}},
 };
@@ -216,6 +220,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
     } options[] = {
         {"--causal", o->causal, {.members = {"causal"}}},
         {"--varlen", o->varlen, {.members = {"cu_seqlens_q"}}},
+        {"--used", o->used, {.members = {"seqused_k"}}},
         {"--dlse", o->dlse, {.members = {"dlse"}}},
         {"--seq-lens", l->list_given, {.members = {"seqlens", "cu_seqlens_k"}}},
         {"--min-len", l->min_given, {.members = {"seqlens", "cu_seqlens_k"}}},
@@ -431,7 +436,8 @@ static int make(const struct make_options *o, const char *path)
     if (good) {
         printf("%s: ", path);
         kinds[kind_of(o)].print(&shape, &made);
-        printf("%s%s\n", shape.sink ? ", sink" : "", shape.dlse ? ", dlse" : "");
+        printf("%s%s%s\n", shape.used ? ", lengths in use" : "", shape.sink ? ", sink" : "",
+               shape.dlse ? ", dlse" : "");
     }
     free(lengths), make_end(&made), call_close(&call);
     return good ? EXIT_GOOD : complain(&make_input, EXIT_FAILED, "%s", reason.text);
@@ -471,6 +477,8 @@ int command_make_input(int argc, char **argv)
         OPTION_SWITCH("--causal", &o.causal, "later query tokens see more keys"),
         OPTION_SWITCH("--varlen", &o.varlen,
                       "mha_forward: pack requests of varying lengths one after the other"),
+        OPTION_SWITCH("--used", &o.used,
+                      "mha_forward and mha_backward: add seqused_q and seqused_k; padding is NaN"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
         OPTION_SWITCH("--dlse", &o.dlse, "mha_backward: add dlse, the gradient of lse"),
         OPTION_ONE_OF(

@@ -321,11 +321,12 @@ void call_set_longest(struct call *call)
     } of[] = {{"cu_seqlens_q", "seqused_q", "max_s_q", DIM_tokens_q},
               {"cu_seqlens_k", "seqused_k", "max_s_k", DIM_tokens_k}};
     for (int i = 0; i < 2; i++) {
-        const fmla_tensor *starts = call_tensor(call, of[i].starts);
+        const fmla_tensor *starts = call_tensor(call, of[i].starts), *used = call_tensor(call, of[i].used);
         int64_t *most = call_option(call, of[i].most);
         struct span span = {0};
+        if (starts && used && used->shape[0] + 1 != starts->shape[0]) continue; /* the library refuses it */
         for (int64_t r = 0; starts && r + 1 < starts->shape[0]; r++) {
-            span = span_of(starts->data, integers(call, of[i].used), r, span, call_size(call, of[i].tokens));
+            span = span_of(starts->data, used ? used->data : NULL, r, span, call_size(call, of[i].tokens));
             if (span.count > *most) *most = span.count;
         }
     }
@@ -376,8 +377,9 @@ static void print_mha(const struct call *call, const struct work *work)
     print_q(call);
     print_shape("k", call_tensor(call, "k")), putchar('\n');
     print_shape("v", call_tensor(call, "v")), putchar('\n');
-    printf("%-12s %.0f of %" PRId64 " requests%s; %.0f (row, key) pairs attended\n", "keys", work->keys,
-           requests_of(call), call_is_flat(call) ? ", one after the other" : "", work->pairs);
+    printf("%-12s %.0f%s of %" PRId64 " requests%s; %.0f (row, key) pairs attended\n", "keys", work->keys,
+           call_tensor(call, "seqused_k") ? " in use" : "", requests_of(call),
+           call_is_flat(call) ? ", one after the other" : "", work->pairs);
 }
 
 /* A row is a request of one unmasked token over the first keys of its request. A token of no
@@ -425,8 +427,8 @@ static double all_bytes(const struct call *call)
 static struct work merge_work(const struct call *call)
 {
     const double rows = size(call, DIM_b) * size(call, DIM_s_q) * size(call, DIM_h_q);
-    return (struct work){.flop = 2.0 * size(call, DIM_n) * rows * size(call, DIM_d_v),
-                         .bytes = all_bytes(call)};
+    const double parts = size(call, DIM_n_out) + (call_tensor(call, "out_last") ? 1.0 : 0.0);
+    return (struct work){.flop = 2.0 * parts * rows * size(call, DIM_d_v), .bytes = all_bytes(call)};
 }
 
 /* Counts the cache's tokens. */
