@@ -52,6 +52,10 @@ export FMLA_LITTLE_MEMORY=1 FMLA_KNOWN_MACHINE=1
 for name in cpu h20 latency peers varlen; do
     passed_over "$name" < <(grid "$name")
 done
+passed_over peers --sink yes < <( # sinks keep all products too
+    product '1 2 4 16 32' '1024 8192 65536' 1 '16 64 128' causal,sink
+    product 128 '4096 8192 32768' '1 2' '16 32 64 128' causal,sink
+)
 sparse() { product "$1" "$2" "$3" "$4" "$6" "$5"; } # sparse "B…" S_K "S_Q…" "H_Q…" D_QK OPTIONS
 passed_over cpu --cache fp8_584 < <( # all products of a grid
     for s_k in 1024 4096 16384; do sparse '1 8' $s_k 1 '16 128' 512 FP8_584; done

@@ -352,6 +352,27 @@ grep '"b":2,.*"d_v":64,' rows.jsonl | awk_rows '
     near(value("tflops") * value("us") * 1e6, 2 * scores * 192) &&
         near(value("gbs") * value("us") * 1e3, 2 * (2 * 50 * 6 + 2 * 70 * 2) * 192 + 4 * 2 * 50 * 6) { right++ }
     END { exit !(NR == 2 && right == 2) }' || wrong "other FLOP or bytes: $(cat rows.jsonl)"
+# Sinks of every operation that has them, lengths in use of dense MHA, and a part of its own in merge.
+for rows in dense_decode:2 sparse_decode:2 sparse_prefill:4 merge:2; do
+    rows "${rows#*:}" --op "${rows%:*}" --grid quick --repeat 1 --threads 1 --kernel cpu-generic --sink both --heads 2 --seq-len 64 --topk 8 --parts 2
+    has 'cpu-generic( FP8_656| BF16)?[ ,]sink'
+    wrote $((${rows#*:} / 2)) '"sink":true'
+done
+for op in mha_forward mha_backward; do
+    rows 4 --op $op --grid quick --repeat 1 --threads 1 --kernel cpu-generic --sink both --used both --causal no --heads 2 --seq-len 90
+    has '^ +1 +90 +90 +2 +2 192/128 bf16( +[0-9.]+){6} cpu-generic used,sink$'
+    wrote 2 '"used":true'
+    # FLOP are those of tokens and keys in use.
+    awk_rows '/"used":true/ { used = value("tflops") * value("us") } !/"used":true/ { all = value("tflops") * value("us") }
+        END { exit !(NR == 4 && used < 0.99 * all) }' rows.jsonl || wrong "lengths in use do not count: $(cat rows.jsonl)"
+done
+rows 2 --op merge --grid quick --repeat 1 --parts 1 --last both --heads 4 --kernel cpu-generic
+has '^ +1 .* cpu-generic last$'
+wrote 1 '"last":true'
+grep '"last":true' rows.jsonl | awk_rows '
+    { rows = value("b") * value("s_q") * value("h_q") }
+    near(value("tflops") * value("us") * 1e6, 2 * 2 * rows * 512) && near(value("gbs") * value("us") * 1e3, rows * (2 * 512 * 4 + 512 * 2 + 2 * 4)) { right++ }
+    END { exit !(NR == 1 && right == 1) }' || wrong "other FLOP or bytes: $(cat rows.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
 timed --grid quick --repeat 1 --seq-len 64
 has '( +[0-9.]+){6} cpu-generic$'

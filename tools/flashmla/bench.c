@@ -26,7 +26,8 @@ static const struct command bench = {
     "and mha_backward have cpu, mha (shapes of server GPUs) and quick: causal and full, with as many "
     "query tokens as keys. A list replaces that axis of the grid. --d-qk and --kv-heads of "
     "sparse_prefill apply only to keys that are not bytes. With --varlen, the lengths of mha_forward "
-    "and mha_backward lie between an 80th of --seq-len and --seq-len.\n"
+    "and mha_backward lie between an 80th of --seq-len and --seq-len. With --used, none to all of a "
+    "request's tokens and keys are in use, at random: us, FLOP and floor are of those.\n"
     "\n"
     "Before each run the caches are emptied. On the CPU, a read of memory larger than the caches does "
     "this. On a GPU, two matrix products with weights and code larger than its caches do, as in an "
@@ -52,10 +53,12 @@ static const struct command bench = {
     "  flashmla bench --cache all --batch 8 --heads 16\n"
     "  flashmla bench --cache fp8_576 --products all --batch 8 --heads 16\n"
     "  flashmla bench --op merge --parts 2,8\n"
+    "  flashmla bench --op merge --parts 1 --last yes\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
     "  flashmla bench --op sparse_decode --grid peers --cache fp8_528 --extra-cache fp4_288\n"
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
     "  flashmla bench --op mha_forward --d-qk 192 --causal yes --threads 1\n"
+    "  flashmla bench --op mha_backward --d-qk 128 --sink both --used both\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --op cache_append --norm both --rope all --tokens 128\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
@@ -246,6 +249,11 @@ int command_bench(int argc, char **argv)
         OPTION_SET_OF("--causal", &o.axes.axis[AXIS_CAUSAL], "WHEN", "no, yes or both", "no", "yes", "both"),
         OPTION_SET_OF("--varlen", &o.axes.axis[AXIS_VARLEN], "WHEN",
                       "varying lengths, around --seq-len or up to it: no, yes or both", "no", "yes", "both"),
+        OPTION_SET_OF("--used", &o.axes.axis[AXIS_USED], "WHEN",
+                      "mha_forward and mha_backward: lengths in use of tokens and keys: no, yes or both",
+                      "no", "yes", "both"),
+        OPTION_SET_OF("--sink", &o.axes.axis[AXIS_SINK], "WHEN", "attention sinks: no, yes or both", "no",
+                      "yes", "both"),
         OPTION_SET_OF("--norm", &o.axes.axis[AXIS_NORM], "WHEN",
                       "cache_append: RMS norm first: no, yes or both", "no", "yes", "both"),
         OPTION_SET_OF("--rope", &o.axes.axis[AXIS_TURNS], "PAIRS",
@@ -253,6 +261,8 @@ int command_bench(int argc, char **argv)
                       "interleaved", "halves", "all"),
         AXIS("--topk", AXIS_TOPK, 1, 1 << 24, "sparse: indices of a token"),
         AXIS("--parts", AXIS_PARTS, 1, 1024, "parts to merge; default 2,8"),
+        OPTION_SET_OF("--last", &o.axes.axis[AXIS_LAST], "WHEN",
+                      "merge: one part more, at pointers of its own: no, yes or both", "no", "yes", "both"),
         AXIS("--tokens", AXIS_TOKENS, 1, 1 << 24, "tokens of the cache operations; default 128,4096,65536"),
         OPTION_DEVICE(&o.device),
         OPTION_KERNEL(&o.kernel),

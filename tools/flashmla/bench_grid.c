@@ -149,13 +149,13 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         LENGTHS = 1 << AXIS_HEADS | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_PAGE_SIZE,
         KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK,
         MHA = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN |
-              1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN
+              1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_USED
     };
     static const int axes[OPERATIONS] = {
         [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_FORMAT |
                             1 << AXIS_PRODUCTS | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN | 1 << AXIS_BATCH |
                             1 << AXIS_SEQ_LEN,
-        [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
+        [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS | 1 << AXIS_LAST,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN |
                              1 << AXIS_TOPK | 1 << AXIS_FORMAT,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK | 1 << AXIS_FORMAT,
@@ -168,8 +168,10 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
     };
     const int others = takes_lengths(op) ? LENGTHS : CACHES;
     const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS,
-              of_extra = p->extra_topk ? 1 << AXIS_EXTRA_FORMAT : 0;
-    return ((axes[op] ? axes[op] : others) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra) & 1 << axis;
+              of_extra = p->extra_topk ? 1 << AXIS_EXTRA_FORMAT : 0,
+              of_sink = operation_has(op, "attn_sink") ? 1 << AXIS_SINK : 0;
+    return ((axes[op] ? axes[op] : others) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra | of_sink) &
+           1 << axis;
 }
 
 /* Returns the product's values of an axis. */
@@ -234,6 +236,9 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .d_v = v[AXIS_D_V],
                           .causal = (dense || mha) && v[AXIS_CAUSAL],
                           .varlen = (dense || mha) && v[AXIS_VARLEN],
+                          .used = v[AXIS_USED],
+                          .sink = v[AXIS_SINK],
+                          .last = v[AXIS_LAST],
                           .extra_varlen = p->extra_varlen,
                           .norm = v[AXIS_NORM],
                           .turns = (int32_t)v[AXIS_TURNS],
@@ -310,10 +315,11 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
     /* The axes in which products differ. */
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
-    const int apart = operation_is_mha(op)          ? of_mha
-                      : is_sparse(op)               ? 1 << AXIS_FORMAT
-                      : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT | 1 << AXIS_PRODUCTS)
-                                                    : 0;
+    const int apart = operation_is_mha(op) ? of_mha
+                      : is_sparse(op)      ? 1 << AXIS_FORMAT
+                      : grid->op == OP_DENSE_DECODE
+                          ? ~(1 << AXIS_FORMAT | 1 << AXIS_PRODUCTS | 1 << AXIS_SINK)
+                          : 0;
     const bool of_two = chosen->axis[AXIS_EXTRA_FORMAT].count > 0;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;

@@ -24,11 +24,14 @@ enum bench_axis {
     AXIS_TURNS, /* FMLA_ROPE_… */
     AXIS_CAUSAL,
     AXIS_VARLEN,
+    AXIS_USED,
+    AXIS_SINK,
     AXIS_TOPK,
     AXIS_QUERY_TOKENS,
     AXIS_BATCH,
     AXIS_SEQ_LEN,
     AXIS_PARTS,
+    AXIS_LAST,
     BENCH_AXES
 };
 

@@ -77,7 +77,11 @@ static void say_options(char *words, const struct shape *s)
     if (s->norm) SAY(words, " norm");
     if (s->turns) SAY(words, " rope %s", pairs_name(s->turns));
     if (bench_only_copies(s->op)) return;
-    const char *const options[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
+    const char *const options[] = {s->causal ? "causal" : "",
+                                   s->varlen ? "var" : "",
+                                   s->used ? "used" : "",
+                                   s->sink ? "sink" : "",
+                                   s->last ? "last" : "",
                                    s->topk || cache_formats[s->format].token ? format_name(s->format) : "",
                                    s->extra_topk && s->extra_format ? format_name(s->extra_format) : "",
                                    s->products ? products_name(s->products) : ""};
@@ -292,10 +296,11 @@ static json_t *pack_shape(const struct shape *s)
                          (json_int_t)s->page_size, "norm", s->norm ? json_true() : NULL, "rope",
                          s->turns ? pairs_name(s->turns) : NULL, "to",
                          s->op == OP_CACHE_CONVERT ? format_name(s->extra_format) : NULL);
-    json_t *shape =
-        json_pack("{s:o*, s:I, s:I, s:I, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)tokens_of(s),
-                  "h_q", (json_int_t)s->h_q, "d_v", (json_int_t)(s->d_v ? s->d_v : CALL_D_V), "dtype", dtype,
-                  "parts", count(s->parts));
+    json_t *shape = json_pack("{s:o*, s:I, s:I, s:I, s:s, s:o*, s:o*, s:o*, s:o*}", "b", count(s->b), "s_q",
+                              (json_int_t)tokens_of(s), "h_q", (json_int_t)s->h_q, "d_v",
+                              (json_int_t)(s->d_v ? s->d_v : CALL_D_V), "dtype", dtype, "parts",
+                              count(s->parts), "last", s->last ? json_true() : NULL, "used",
+                              s->used ? json_true() : NULL, "sink", s->sink ? json_true() : NULL);
     if (s->parts) return shape;
     json_t *keys =
         json_pack("{s:I, s:I, s:I, s:s*, s:s*, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k,
