@@ -23,8 +23,6 @@ struct Bf16 {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
         return word;
     }
-    static DEVICE float low(uint32_t word) { return __uint_as_float(word << 16); }
-    static DEVICE float high(uint32_t word) { return __uint_as_float(word & 0xffff0000); }
 };
 
 struct Fp16 {
@@ -39,8 +37,6 @@ struct Fp16 {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
         return word;
     }
-    static DEVICE float low(uint32_t word) { return to_float((uint16_t)word); }
-    static DEVICE float high(uint32_t word) { return to_float((uint16_t)(word >> 16)); }
 };
 
 /* Returns whether one of the two values of a word is infinite or NaN. */

@@ -10,6 +10,7 @@
  *      Hopper: dense decode over FP8            a weight would leave the range of fp16      the warp's rows
  *      portable latent attention                a score of the CTA is above by the slack    rows it is above
  *      MHA                                      weights sum to more than MOST_WEIGHT        their row
+ *      Hopper: MHA                              also if one outweighs all before            its row
  */
 #pragma once
 

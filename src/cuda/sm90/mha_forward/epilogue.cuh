@@ -36,8 +36,8 @@ DEVICE void finish_rows(const mha_forward_sm90_params &p, const Layout &l, int s
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = thread / 32 * 16 + 8 * half + thread % 32 / 4;
-        const float sum = quad_sum(r.sum[half]), rounded = quad_sum(r.sum[half] + r.rounding[half]);
-        factor[half] = sum == 0.0f ? 0.0f : reciprocal_approx(rounded);
+        const float sum = quad_sum(r.sum[half]);
+        factor[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
         if constexpr (Layout::SPLITS) {
             const int first = part_of(l.tile(stage));
             if (first >= 0) {

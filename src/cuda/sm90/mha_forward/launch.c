@@ -61,6 +61,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     const struct cuda_launch launch = {
         .kernel = kernel_of(p, has_splits ? CUDA_SM90_MHA_FORWARD_SPLITS : CUDA_SM90_MHA_FORWARD),
         .blocks = tiles < sms ? tiles : sms,
+        .flags = splitting.part_rows ? LAUNCH_OVERLAP : 0, /* the others lose by it (docs/kernels/mha.md) */
         .stream = p->stream,
     };
     status = cuda_launch(op, scope, &launch, (void *[]){&params});

@@ -15,11 +15,11 @@
  * accumulator fragments of S have the layout of A. The first EARLY_WEIGHTS of a thread's P of block n - 1 are
  * computed while O += P V of block n runs; the others overwrite P of block n, which the products still read
  * until then. While one consumer computes its softmax, the products of another one run (order_wait,
- * order_arrive; not at 128/128).
+ * order_arrive; not in the plain kernel of 128/128).
  *
  * The pipeline continues across tiles: the epilogue of a tile runs while the first scores of the next one are
  * in flight; it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed
- * while the weights of a block add up to at most MOST_WEIGHT (reference.cuh); else the references move, and O is
+ * unless a block outgrows a row (softmax.cuh); if its largest weight does too, the reference moves, and O is
  * rescaled before the block's P V is added. Blocks that no row of a consumer sees are skipped (skip_masked); in
  * others each row is masked.
  *
@@ -156,21 +156,19 @@ template <typename Element, typename Layout> struct Consumer {
             mask_scores(s, bound);
         }
         if (r.has_unseen) {
-            const bool moves[2] = {r.reference[0] == -INFINITY, r.reference[1] == -INFINITY};
-            float rescale[2]; /* unused: nothing is summed yet */
-            move_reference(s, p.call.scale_log2, moves, r, rescale);
+            float highest[2];
+            row_maxima(s, highest);
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                if (r.reference[row] == -INFINITY) r.reference[row] = highest[row];
             r.has_unseen = __any_sync(~0u, r.reference[0] == -INFINITY || r.reference[1] == -INFINITY);
         }
     }
 
-    /* Computes the weights of a block and their sums, a second time if need be, where the references of the rows for
-     * which `moves` is true have to move or exponents are extreme. */
-    DEVICE void softmax_block_with_care(float (&s)[KEYS / 2], const bool (&moves)[2], RowState &r,
-                                        float (&rescale)[2], uint32_t (&w)[KEY_STEPS][4], float (&sum)[2])
+    /* Computes the weights of a block and adds them to the sums. */
+    DEVICE void weigh_with_care(float (&s)[KEYS / 2], RowState &r, uint32_t (&w)[KEY_STEPS][4]) const
     {
-        float reference[2];
-        sum[0] = sum[1] = 0.0f;
-        move_reference(s, p.call.scale_log2, moves, r, rescale);
+        float reference[2], sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int row = 0; row < 2; row++) reference[row] = scaled_reference(r, row, p.call.scale_log2);
         if (__any_sync(~0u, is_extreme(reference[0]) || is_extreme(reference[1]))) {
@@ -183,19 +181,50 @@ template <typename Element, typename Layout> struct Consumer {
         r.sum[0] += sum[0], r.sum[1] += sum[1];
     }
 
-    /* Notes of the rows whose weights in a block are large the sums of other threads and, unless they are the row's first,
-     * of which the largest is 1, what rounding adds to them. `is_new_tile`: no row has earlier ones. */
-    DEVICE void add_large(const uint32_t (&w)[KEY_STEPS][4], const float (&sum)[2], const bool (&is_large)[2],
-                          const bool (&is_first)[2], bool is_new_tile, RowState &r) const
+    /* Adds the sums of a block where it outgrows rows of the warp. `outgrows`: by this thread's weights. The reference of
+     * such a row moves if the block's largest weight is more than all before together. The weights are then computed
+     * again, as they are if exponents are extreme, and O is rescaled unless `is_new_tile`: no row has earlier keys. */
+    DEVICE void add_outgrown(float (&s)[KEYS / 2], const float (&sum)[2], bool (&outgrows)[2],
+                             bool is_new_tile, RowState &r, uint32_t (&w)[KEY_STEPS][4],
+                             float (&o)[D_V / 2]) const
     {
-        float rounded[2] = {0.0f, 0.0f};
-        if (!is_new_tile) sum_of_rounded<Element>(w, rounded);
+        float highest[2] = {0.0f, 0.0f};
+        bool moves[2] = {false, false}, again = false;
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            outgrows[row] = any_of_quad(outgrows[row]);
+            again |= is_extreme(scaled_reference(r, row, p.call.scale_log2));
+        }
+        if (!is_new_tile) {
+            row_maxima(s, highest);
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float largest = exp2_approx((highest[row] - r.reference[row]) * p.call.scale_log2),
+                            before = fminf(quad_sum(r.sum[row]), MOST_LAGGING_WEIGHT);
+                moves[row] = outgrows[row] && highest[row] > r.reference[row] && largest > before;
+                again |= moves[row];
+            }
+        }
+        if (__any_sync(~0u, again)) {
+            float rescale[2];
+            move_reference(highest, p.call.scale_log2, moves, r, rescale);
+            weigh_with_care(s, r, w);
+            if (!is_new_tile)
+#pragma unroll
+                for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
+        } else {
+            r.sum[0] += sum[0], r.sum[1] += sum[1];
+        }
+        note_others(outgrows, r);
+    }
+
+    /* Notes what the other threads have summed of the rows for which `outgrown` is true. */
+    DEVICE void note_others(const bool (&outgrown)[2], RowState &r) const
+    {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const float whole = quad_sum(r.sum[row]);
-            if (!is_large[row]) continue;
-            r.others[row] = whole - r.sum[row];
-            if (!is_first[row]) r.rounding[row] += rounded[row] - sum[row];
+            if (outgrown[row]) r.others[row] = whole - r.sum[row];
         }
     }
 
@@ -271,8 +300,6 @@ template <typename Element, typename Layout> struct Consumer {
     DEVICE void prologue(float (&s)[KEYS / 2], RowState &r, uint32_t (&w)[KEY_STEPS][4], float (&o)[D_V / 2])
     {
         const bool both[2] = {true, true};
-        float rescale[2]; /* unused: nothing is summed yet */
-        float sum[2];
         skip_masked();
         v_stage = k_stage;
         consumer_wait(Layout::Q_FULL, q_stage);
@@ -287,8 +314,8 @@ template <typename Element, typename Layout> struct Consumer {
         consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
         k_stage.advance();
         mask_and_set_reference(s, r);
-        softmax_block_with_care(s, both, r, rescale, w, sum);
-        add_large(w, sum, both, both, true, r);
+        weigh_with_care(s, r, w);
+        note_others(both, r);
         clear_tail(v_stage);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
@@ -317,34 +344,17 @@ template <typename Element, typename Layout> struct Consumer {
         for (int i = 0; i < Layout::EARLY_WEIGHTS; i += 2)
             w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
         packed_exponentials<Element, Layout::EARLY_WEIGHTS>(s, p.call.scale_log2, reference, w, sum);
-        bool is_large[2], is_first[2];
+        bool outgrows[2];
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float before = r.others[row] + r.sum[row];
-            is_first[row] = before == 0.0f;
-            is_large[row] = !(sum[row] <= fminf(before, MOST_WEIGHT)) || is_extreme(reference[row]);
-        }
+        for (int row = 0; row < 2; row++)
+            outgrows[row] = !(sum[row] <= fminf(MOST_GROWTH * (r.others[row] + r.sum[row]), MOST_WEIGHT)) ||
+                            is_extreme(reference[row]);
         hold(o);
-        if (!__any_sync(~0u, is_large[0] || is_large[1])) {
+        if (__any_sync(~0u, outgrows[0] || outgrows[1])) {
+            add_outgrown(s, sum, outgrows, is_new_tile, r, w, o);
+        } else {
             r.sum[0] += sum[0], r.sum[1] += sum[1];
             hold(r.sum); /* else ptxas moves the additions behind the next products */
-        } else {
-            bool moves[2];
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                moves[row] = any_of_quad(!(sum[row] <= MOST_WEIGHT) || is_extreme(reference[row]));
-                is_large[row] = any_of_quad(is_large[row]);
-            }
-            if (__any_sync(~0u, moves[0] || moves[1])) {
-                float rescale[2];
-                softmax_block_with_care(s, moves, r, rescale, w, sum);
-                if (!is_new_tile)
-#pragma unroll
-                    for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
-            } else {
-                r.sum[0] += sum[0], r.sum[1] += sum[1];
-            }
-            add_large(w, sum, is_large, is_first, is_new_tile, r);
         }
     }
 
@@ -431,7 +441,6 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
 {
     extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
-    if constexpr (Layout::SPLITS) let_next_kernel_start(); /* the join waits for the parts by itself */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();

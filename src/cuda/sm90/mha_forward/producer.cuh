@@ -61,6 +61,8 @@ template <typename Layout> struct TileProducer {
         using Window =
             RequestWindow<Layout::ROWS, Layout::KEYS, Layout::SPLITS ? Numbers::SPLITS : Numbers::TILES>;
         static_assert(Window::BYTES <= Layout::WINDOW_BYTES, "the window fits");
+        wait_for_kernels_before(); /* the other warps wait for tiles */
+        let_next_kernel_start();   /* not earlier: the join reads lengths before it waits for the parts */
         Window requests(p, l.smem + Layout::WINDOW_AT);
         const TileScheduler scheduler = {p};
         const bool one_each = requests.all_have_one_tile();

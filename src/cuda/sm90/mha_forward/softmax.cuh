@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax. A row's weights are relative to its reference, one of its earlier scores. No maximum is computed
- * as long as the weights stay small, so in most blocks nothing stands between scores and exponentials. If the
- * weights of a block come out huge, the scores are still in registers: the reference moves to the row's
- * maximum, and the weights are recomputed.
+ * Softmax. A row's weights are relative to its reference, one of its earlier scores. In most blocks no maximum is
+ * computed, so nothing stands between scores and exponentials. Where the weights of a block outgrow a row, the scores
+ * are still in registers: the reference moves to their maximum if need be, and the weights are computed again.
  *
- * A weight other than 1 is rounded to 16 bits in P, and where it outweighs the rest of its row, so is the result. So if a
- * block's weights come out large, more than all before them, what rounding adds to their sum is added to the sum that O is
- * divided by, and cancels. lse comes of the exact sum. All decisions depend on the row alone, so its bits do not depend on
- * the other rows.
+ * Need be, because a weight that is not 1 is rounded to 16 bits in P; where it outweighs the rest of its row, so is the
+ * result. All decisions depend on the row alone, so its bits do not depend on the other rows.
  */
 #pragma once
 
@@ -19,19 +16,24 @@
 
 namespace mha_forward {
 
+/* A block outgrows a row if a thread's weights of it sum to more than MOST_WEIGHT, or than this times all before. */
+static constexpr float MOST_GROWTH = 1.5f;
+
+/* A weight larger than this moves the reference of a row that is outgrown, whatever came before: where a thread's sum
+ * exceeds MOST_WEIGHT, one of its 32 weights is larger. */
+static constexpr float MOST_LAGGING_WEIGHT = MOST_WEIGHT / 64;
+
 /* Softmax state of a thread's two rows. */
 struct RowState {
     float reference[2]; /* -inf: the row has seen no key yet */
     float sum[2];       /* of this thread's weights */
-    float others[2]; /* what the sums of the row's other threads were when its last large block was added */
-    float rounding
-        [2]; /* of this thread's weights in large blocks: what they summed to in 16 bits, less their sum */
-    bool has_unseen; /* some row of the warp has seen no key yet */
+    float others[2];    /* what the row's other threads had summed when a block last outgrew the row */
+    bool has_unseen;    /* some row of the warp has seen no key yet */
 };
 
 DEVICE RowState initial_row_state()
 {
-    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, {0.0f, 0.0f}, true};
+    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, true};
 }
 
 /* Sets scores at columns >= the row's bound to -inf. */
@@ -43,23 +45,27 @@ template <int N> DEVICE void mask_scores(float (&s)[N], const int (&bound)[2])
         if (column + (i >> 2) * 8 + (i & 1) >= bound[i >> 1 & 1]) s[i] = -INFINITY;
 }
 
-/* Moves the reference of the rows for which `moves` is true to their maximum score, where that is larger.
- * `rescale` receives the factor of earlier sums. */
-template <int N>
-DEVICE void move_reference(const float (&s)[N], float scale_log2, const bool (&moves)[2], RowState &r,
-                           float (&rescale)[2])
+/* Returns in `highest` the largest score of the thread's rows. */
+template <int N> DEVICE void row_maxima(const float (&s)[N], float (&highest)[2])
 {
     float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
 #pragma unroll
     for (int i = 0; i < N; i++) most[i >> 1 & 1][i & 1] = fmaxf(most[i >> 1 & 1][i & 1], s[i]);
 #pragma unroll
+    for (int row = 0; row < 2; row++) highest[row] = quad_max(fmaxf(most[row][0], most[row][1]));
+}
+
+/* Moves the reference of the rows for which `moves` is true up to `highest`. `rescale` receives the factor of earlier
+ * sums. */
+DEVICE void move_reference(const float (&highest)[2], float scale_log2, const bool (&moves)[2], RowState &r,
+                           float (&rescale)[2])
+{
+#pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float highest = quad_max(fmaxf(most[row][0], most[row][1]));
         rescale[row] = 1.0f;
-        if (moves[row] && highest > r.reference[row]) {
-            rescale[row] = exp2_approx((r.reference[row] - highest) * scale_log2);
-            r.reference[row] = highest, r.sum[row] *= rescale[row];
-            r.others[row] *= rescale[row], r.rounding[row] *= rescale[row];
+        if (moves[row]) {
+            rescale[row] = exp2_approx((r.reference[row] - highest[row]) * scale_log2);
+            r.reference[row] = highest[row], r.sum[row] *= rescale[row];
         }
     }
 }
@@ -109,17 +115,6 @@ DEVICE void packed_exponentials(const float (&s)[N], float scale_log2, const flo
         sum[i >> 1 & 1] += pair[0], sum[i >> 1 & 1] += pair[1];
         w[i / 8][i / 2 % 4] = Element::pack(pair[0], pair[1]);
     }
-}
-
-/* Returns in `sum` what the 16-bit weights of a block sum to. */
-template <typename Element, int STEPS>
-DEVICE void sum_of_rounded(const uint32_t (&w)[STEPS][4], float (&sum)[2])
-{
-    float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < 4 * STEPS; i++)
-        low[i & 1] += Element::low(w[i / 4][i % 4]), high[i & 1] += Element::high(w[i / 4][i % 4]);
-    sum[0] = low[0] + high[0], sum[1] = low[1] + high[1];
 }
 
 /* Returns whether `mine` is true in any of the four lanes of a row. */
