@@ -3,7 +3,7 @@
  * References of rows: a weight is 2^(score - reference). Scores are scaled and in base 2.
  *
  *      kernel                                   references rise when                        of
- *      Hopper: dense decode                     a score of the warp is above by the slack   the warp's rows
+ *      Hopper: dense decode                     a score of the warp is above by slack_of    the warp's rows
  *      Hopper: sparse prefill over bf16         the same                                    the warp's rows
  *      Hopper: sparse decode, prefill of FP8    a score of the CTA is above by the slack    all rows
  *      Hopper: sparse decode of 16 heads        a score is above                            its row
@@ -15,11 +15,22 @@
 #pragma once
 
 #include "kernel.cuh"
+#include "result.cuh"
 
 /* Latent attention: a reference is raised only when it falls behind the row's maximum by more than this. P
  * then stays below 2^8, which 16 bits hold as precisely as 1, and O is rarely rescaled. FP8 dense decode on
  * Hopper has limits of its own, because its P is fp16. */
 static constexpr float REFERENCE_SLACK = 8.0f;
+
+/* Hopper's dense decode and sparse prefill have less slack as long as a weight below it could outweigh its row: P rounds
+ * every weight but 1, and then the result too. UNKNOWN_SLACK: in a row's first block of a side. */
+static constexpr float LEAST_SLACK = 1.0f, UNKNOWN_SLACK = 4.0f;
+
+/* Returns the slack of a row whose weights so far sum to four times `sum`, the sum of one of its four threads. */
+DEVICE float slack_of(float sum)
+{
+    return sum == 0.0f ? UNKNOWN_SLACK : fminf(fmaxf(log2_approx(4.0f * sum), LEAST_SLACK), REFERENCE_SLACK);
+}
 
 /* The reference of a row that has seen no key: half of the finite range, so that no difference of two
  * references overflows. */

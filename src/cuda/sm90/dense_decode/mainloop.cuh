@@ -151,7 +151,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         wgmma_commit();
     }
 
-    DEVICE void beside_scores(int) {}
+    DEVICE void beside_scores(int) { state.set_limits(p.call.scale_log2); }
 
     /* Masks scores that do not count and clears keys that must not reach P·V. All warps of the side call
      * it, between the last product with K and the first with V. */
@@ -179,10 +179,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     {
         float most[2];
         row_maxima(s, most);
-        const float slack = REFERENCE_SLACK / p.call.scale_log2;
-        const bool moves =
-            __any_sync(~0u, most[0] > state.reference[0] + slack || most[1] > state.reference[1] + slack) ||
-            first;
+        const bool moves = __any_sync(~0u, most[0] > state.limit[0] || most[1] > state.limit[1]) || first;
         if (moves) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -294,7 +291,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             if (side == 0) store_empty(p.call, task(), ROWS);
             return;
         }
-        state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+        state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {-INFINITY, -INFINITY}};
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
         this->run_blocks(span);
         multiply_last(span.blocks);

@@ -19,6 +19,14 @@ static constexpr float LEAST_SCORE = -1e30f;
 struct RowState {
     float reference[2]; /* in units of unscaled scores */
     float sum[2];       /* over this thread's share of the side's blocks */
+    float limit[2];     /* a score above it moves the references of the warp's rows */
+
+    DEVICE void set_limits(float scale_log2)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            limit[i] = fmaf(slack_of(sum[i]), reciprocal_approx(scale_log2), reference[i]);
+    }
 };
 
 /* Moves the reference and rescales the sums and O. */

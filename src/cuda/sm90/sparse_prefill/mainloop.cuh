@@ -133,6 +133,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     {
         if (side == 0 && k == 0 && keeps_units) release_units(1);
         valid = *(const uint2 *)shared.valid[side];
+        state.set_slack();
     }
 
     /* Sets the scores of entries that name no key to -inf. */
@@ -186,7 +187,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
 #pragma unroll
             for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], p.call.scale_log2, -state.reference[e / 2 % 2]);
             positive_maxima(s, excess);
-            moves = __any_sync(~0u, max(excess[0], excess[1]) > __float_as_int(REFERENCE_SLACK));
+            moves = __any_sync(~0u, excess[0] > state.slack[0] || excess[1] > state.slack[1]);
         }
         if (moves) {
             move_references(first, raw);
@@ -367,7 +368,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             load_next_rope(next);
             return;
         }
-        state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
+        state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, {0, 0}, false};
         next_number = next;
         if (is_short(p) && side == 1 && is_first_warp()) issue_queries(p, smem, tile);
         this->run_blocks(tile);

@@ -16,7 +16,14 @@ struct RowState {
     float reference[2]; /* LEAST_REFERENCE before the row's first key */
     float sum[2];       /* over this thread's keys of the side's blocks */
     int excess[2];      /* float bits of the largest score minus the reference; 0 if not above it */
+    int slack[2];       /* float bits: a score above the reference by more moves those of the warp's rows */
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
+
+    DEVICE void set_slack()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) slack[i] = __float_as_int(slack_of(sum[i]));
+    }
 };
 
 /* Moves the reference and rescales the sums that are relative to the old one. `first`: nothing was summed
