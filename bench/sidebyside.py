@@ -28,7 +28,7 @@ with fp32 arithmetic of one request; others may differ from ours by e4m3 roundin
 
 The groups mha_chunk and mha_chunk_64 have chunks of a long prompt, 16 to 2048 queries over 8192 to 131072 keys, beside
 FlashAttention-3 with its own number of splits (fa3_splits); mha_chunk_64 has heads of 64. The group mha_short has many short
-prompts, mha_256 and mha_256_bwd have heads of 256, mha_gqa_bwd has the gradients of grouped heads.
+prompts, mha_256 and mha_256_bwd have heads of 256, mha_96_bwd has gradients at 96/64, mha_gqa_bwd those of grouped heads.
 
 The group mha_mixed has batches of a server that prefills in chunks: 31 requests of one query over 2048 to 32768 keys and one of
 2048 queries over 8192, and 8 requests of 64 to 1024 queries over 4096 to 65536 keys; and batches of 1, 16 and 64 requests of one

@@ -692,6 +692,11 @@ def wide_gradients_rows():
     return rows + [MhaGradients(2, 8192, 32, 4, 256, 256, True)]
 
 
+def uneven_gradients_rows():
+    shapes = product(((8, 2048), (2, 8192), (1, 16384)), (True, False))
+    return [MhaGradients(b, s, 16, 16, 96, 64, causal) for (b, s), causal in shapes]
+
+
 def grouped_gradients_rows():
     shapes = (
         (8, 2048, 32, 4),
@@ -749,6 +754,7 @@ GROUPS = {
     "mha_short": short_rows(),
     "mha_256": wide_rows(),
     "mha_256_bwd": wide_gradients_rows(),
+    "mha_96_bwd": uneven_gradients_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "mha_gqa_bwd": grouped_gradients_rows(),
     "accuracy": error_rows(),

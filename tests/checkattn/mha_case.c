@@ -32,7 +32,7 @@ static bool possible_on_tensor_cores(const int64_t *v)
 static bool possible_in_gradients_on_hopper(const int64_t *v)
 {
     const bool both = v[H_SINK] > SINK_NONE && v[H_DLSE] > 0;
-    return possible_on_tensor_cores(v) && v[H_SIZES] != SIZES_96_64 &&
+    return possible_on_tensor_cores(v) &&
            !(both && (v[H_SIZES] == SIZES_192_128 || v[H_SIZES] == SIZES_256_256));
 }
 

@@ -25,7 +25,7 @@ enum {
     REQUESTS_CUT,     /* any lengths whose sum is the shape's */
     REQUESTS_WITHIN   /* as varied, among tokens and keys outside all requests */
 };
-enum { SIZES_192_128, SIZES_64_128 = 3, SIZES_256_256, SIZES_96_64, MHA_WIDEST = 256 /* head size */ };
+enum { SIZES_192_128, SIZES_64_128 = 3, SIZES_256_256, MHA_WIDEST = 256 /* head size */ };
 
 enum { H_DETERMINISTIC = H_LSE, H_DLSE = H_SPLITS }; /* axes of gradients */
 
@@ -39,9 +39,9 @@ struct mha_case {
 bool mha_on_tensor_cores(const char *kernel);
 
 /* Functions of both subjects. Tensor core kernels need rows at multiples of 16 bytes, and values as wide
- * as keys, or 128 with 192, or 64 with 96; with nothing to compute a kernel may take any layout. Hopper's
- * gradients have neither 256/256 nor 96/64, and with both a sink and dlse no 192/128. Cases with NaN at ends are not for them: they multiply values
- * hidden from some rows of a tile by weights of 0, which NaN survives. */
+ * as keys, or 128 with 192, or 64 with 96; with nothing to compute a kernel may take any layout. With both a sink
+ * and dlse Hopper's gradients have neither 256/256 nor 192/128. Cases with NaN at ends are not for them: they
+ * multiply values hidden from some rows of a tile by weights of 0, which NaN survives. */
 bool mha_counts(const int64_t *v, int i, int j);
 void mha_choose(struct subject *op, const struct run *run);
 bool mha_has(const struct run *run, const int64_t *v);

@@ -108,6 +108,7 @@ def test_rows_and_their_peers(script):
             ("mha_short", ("fa3", "fa4")): 2,
         },
         "mha_256_bwd": {("mha_bwd", ("fa4", "cudnn")): 7},
+        "mha_96_bwd": {("mha_bwd", ("fa4", "cudnn")): 6},
         "mha_gqa_bwd": {("mha_bwd", ("fa4", "cudnn")): 10},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
         "accuracy": {

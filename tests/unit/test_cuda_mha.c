@@ -662,7 +662,7 @@ static void sinks_with_dlse(void)
              wide ? "192_wide" : "192", "sm80_mha_backward_bf16_finish_192|mha_backward_dsinks");
         c.args.kernel = NULL;
         check_left("both", OP_MHA_BACKWARD, &c.args, "cuda-sm90", "cuda-sm80", wide ? NULL : "dlse",
-                   "attn_sink with dlse only at d_qk/d_v of 128/128 and 64/64");
+                   "attn_sink with dlse only at d_qk/d_v of 128/128, 96/64 and 64/64");
     }
 }
 
@@ -818,8 +818,18 @@ static void shapes_of_227_kib(void)
     portable_shapes(90, 227 * 1024, 2);
 }
 
-/* Hopper's gradients leave the size that they have no kernel of. */
-static void gradients_of_other_sizes(void)
+/* Checks the TMA map of `rows` rows by d columns, which come to shared memory in lines of so many columns. */
+static void check_lines(const struct tensor_map *map, int64_t d, int64_t columns, int64_t rows, int64_t ctas)
+{
+    const struct fake_tensor *const t = passed_of(map);
+    CHECK_ALL({t->sizes[0], columns}, {t->sizes[3], d / columns}, {t->box[0], columns}, {t->box[1], rows},
+              {t->box[3], d / columns / ctas},
+              {t->swizzle, columns == 32 ? CU_TENSOR_SWIZZLE_64B : CU_TENSOR_SWIZZLE_128B});
+    if (t->sizes[3] > 1) CHECK_EQ(t->strides[2], 2 * columns);
+}
+
+/* Hopper's gradients have a kernel of each size. K at 192 and Q and K at 96 have lines of 32 columns. */
+static void gradients_of_hopper(void)
 {
     for (int i = 0; i < SIZES; i++) {
         const int64_t d_qk = sizes[i].d_qk;
@@ -828,8 +838,17 @@ static void gradients_of_other_sizes(void)
                      .d_v = sizes[i].d_v, .has = HAS_LSE);
         struct mha_backward_call c;
         mha_backward_make(&c, &layout, gpu_number(0));
-        check_left("a size", OP_MHA_BACKWARD, &c.args, "cuda-sm90", "cuda-sm80", d_qk == 96 ? "v" : NULL,
-                   "256/256, 192/128, 128/128 and 64/64");
+        RUNS(mha_backward, &c,
+             "sm90_mha_backward_prepare_bf16_%d|sm90_mha_backward_bf16_%d|sm90_mha_backward_finish_bf16_%d",
+             (int)d_qk, (int)d_qk, (int)d_qk);
+        const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, launched(1));
+        const int64_t ctas = MHA_BACKWARD_SM90_CTAS(d_qk), keys = MHA_BACKWARD_SM90_KEYS(d_qk) / ctas,
+                      rows = MHA_BACKWARD_SM90_ROWS(d_qk), q_columns = d_qk == 96 ? 32 : 64,
+                      d_v = sizes[i].d_v;
+        check_lines(&p.q, d_qk, q_columns, rows, 1), check_lines(&p.dout, d_v, 64, rows, 1);
+        check_lines(&p.k, d_qk, d_qk == 192 ? 32 : q_columns, keys, ctas),
+            check_lines(&p.v, d_v, 64, keys, 1);
+        CHECK_EQ(launched(1)->config.block_x, d_qk == 64 ? 512 : 384);
     }
 }
 
@@ -840,6 +859,6 @@ int main(int argc, char **argv)
                          tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
                          splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,
                          wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
-                         shapes_of_227_kib, gradients_of_other_sizes, gradients_of_sinks, sinks_with_dlse,
-                         padding, splits_of_used_lengths, gradients_of_padding);
+                         shapes_of_227_kib, gradients_of_hopper, gradients_of_sinks, sinks_with_dlse, padding,
+                         splits_of_used_lengths, gradients_of_padding);
 }

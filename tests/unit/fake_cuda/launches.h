@@ -36,6 +36,16 @@ static inline bool joins_in_kernel(const struct fake_launch *launch)
     return named;
 }
 
+/* Returns true if the launch has clusters: of two CTAs, in Hopper's gradients at 256/256. */
+static inline bool has_clusters(const struct fake_launch *launch)
+{
+    const bool named = !strncmp(launch->kernel, "sm90_mha_backward_", 18) &&
+                       strstr(launch->kernel, "16_256") && !strstr(launch->kernel, "_prepare_") &&
+                       !strstr(launch->kernel, "_finish_");
+    CHECK(named == (attribute_of(launch, CU_LAUNCH_CLUSTER) != NULL), "%s", launch->kernel);
+    return named;
+}
+
 static inline bool divides(struct divisor divisor, int64_t by)
 {
     const struct divisor right = divisor_of((uint32_t)by);
@@ -110,7 +120,8 @@ __attribute__((format(printf, 2, 3))) static inline void check_kernels(int befor
         if (strncmp(launch->kernel, "join", 4) != 0) overlapping = overlaps(launch->kernel);
         const struct cu_launch_attribute *overlap = attribute_of(launch, CU_LAUNCH_OVERLAP);
         CHECK(launch->config.stream == STREAM &&
-                  launch->config.num_attributes == overlapping + joins_in_kernel(launch),
+                  launch->config.num_attributes ==
+                      overlapping + joins_in_kernel(launch) + has_clusters(launch),
               "launch %d: %u attributes", i, launch->config.num_attributes);
         if (overlapping) CHECK(overlap && overlap->value.overlap == 1, "launch %d does not overlap", i);
     }

@@ -43,8 +43,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
                    {"dk", &p->dk, true, false},    {"dv", &p->dv, true, false}};
     const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
     *argument = "v";
-    if (p->d_v != mha_values_of(p->d_qk) || p->d_qk == 96)
-        return "takes d_qk/d_v of 256/256, 192/128, 128/128 and 64/64";
+    if (p->d_v != mha_values_of(p->d_qk)) return MHA_SIZES_TAKEN;
     *argument = "q";
     if (backward_row_tiles(p, tiles) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";
@@ -61,7 +60,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
             continue;
         }
         const struct tensor_view view =
-            sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64, (int32_t)d);
+            sm90_mha_backward_view(p, tensors[i].view, of_keys, d, d % 64 ? 32 : 64, (int32_t)d);
         if (!tensor_view_possible(&view))
             return "takes a tensor whose base and strides are multiples of 16 bytes, strides of 16 to below "
                    "2^40";
@@ -69,7 +68,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
     *argument = "dlse";
     if (p->dlse && p->rules.attn_sink &&
         p->d_qk >= 192) /* P is in fp16 until dS (device/backward_rows.cuh) */
-        return "takes attn_sink with dlse only at d_qk/d_v of 128/128 and 64/64";
+        return "takes attn_sink with dlse only at d_qk/d_v of 128/128, 96/64 and 64/64";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;

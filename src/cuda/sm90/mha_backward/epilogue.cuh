@@ -24,7 +24,7 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
 {
     const int thread = (int)fresh_thread() % WARPGROUP_THREADS, row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-    for (int i = 0; i < N; i += 16) { /* 32 columns */
+    for (int i = 0; i < N / 16 * 16; i += 16) { /* 32 columns */
         float sum[16];
 #pragma unroll
         for (int j = 0; j < 16; j++) sum[j] = d[i + j];
@@ -39,6 +39,20 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
             store_global_16(to + (row + 8 * half) * stride + i * 2 + thread % 4 * 8, eight,
                             row + 8 * half < rows);
         }
+    }
+    if constexpr (N %
+                  16) { /* 16 columns more, without others: a thread stores eight of one of its two rows */
+        constexpr int FIRST = N / 16 * 16;
+        static_assert(N % 16 == 8, "two times eight columns");
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int at = FIRST + j % 2 * 4 + j / 2 * 2;
+            words[j] = Element::pack(d[at] * factor, d[at + 1] * factor);
+        }
+        const uint4 eight = quad_gather_eight(words);
+        const int of = row + thread % 4 / 2 * 8;
+        store_global_16(to + of * stride + FIRST * 2 + thread % 2 * 8, eight, of < rows);
     }
 }
 

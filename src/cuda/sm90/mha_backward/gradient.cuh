@@ -50,7 +50,7 @@ template <typename Element> DEVICE void product_of_lines(float (&d)[64], uint64_
     wgmma_lines_of<Element>(d, a, b, add);
 }
 
-/* D += A·B; A in registers, B transposed; 64, 128, 192 or 256 columns. */
+/* D += A·B; A in registers, B transposed; 64, 96, 128, 192 or 256 columns. */
 template <typename Element> DEVICE void add_product(float (&d)[128], const uint32_t (&a)[4], uint64_t b)
 {
     wgmma_256_columns<Element>(d, a, b, 1);
@@ -66,6 +66,12 @@ template <typename Element> DEVICE void add_product(float (&d)[64], const uint32
 template <typename Element> DEVICE void add_product(float (&d)[96], const uint32_t (&a)[4], uint64_t b)
 {
     WGMMA_OF("m64n192k16", WGMMA_NAMES_96, "%101", "{%96, %97, %98, %99}", "%100", "1", WGMMA_D_96, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+
+template <typename Element> DEVICE void add_product(float (&d)[48], const uint32_t (&a)[4], uint64_t b)
+{
+    WGMMA_OF("m64n96k16", WGMMA_NAMES_48, "%53", "{%48, %49, %50, %51}", "%52", "1", WGMMA_D_48, "r"(a[0]),
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
@@ -104,6 +110,7 @@ template <typename Element, typename Layout> struct Gradient {
     static constexpr int ROWS = Layout::ROWS, D_QK = Layout::D_QK, D_V = Layout::D_V;
     static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
+    static constexpr int HELD_STEPS = 4; /* of 16 columns of K, in registers, if S_EARLY */
 
     const mha_backward_sm90_params &p;
     const Layout l;
@@ -131,35 +138,60 @@ template <typename Element, typename Layout> struct Gradient {
 
     DEVICE void issue_scores(float (&s)[SCORES], uint32_t n) const
     {
-        const uint32_t k = l.in_descriptor(l.k()) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE,
-                       q = l.in_descriptor(l.q(q_stage(n)));
+        const uint32_t k = own_keys(), q = l.in_descriptor(l.q(q_stage(n)));
 #pragma unroll
         for (int i = 0; i < D_QK / 16; i++)
-            product_of_lines<Element>(
-                s,
-                descriptor_of<Layout::K_SWIZZLE>(k, 0,
-                                                 (uint32_t)(i / Layout::K_STEPS) * Layout::K_TILE +
-                                                     (uint32_t)(i % Layout::K_STEPS) * 32),
-                descriptor_of<SWIZZLE_128>(q, 0,
-                                           (uint32_t)(i / 4) * Layout::ROW_TILE + (uint32_t)(i % 4) * 32),
-                i != 0);
+            product_of_lines<Element>(s, k_descriptor(k, i), q_descriptor(q, i), i != 0);
         wgmma_commit();
     }
 
-    /* Loads this consumer's keys as fragments of A, which halves the shared memory that the products read. */
-    DEVICE void load_keys(uint32_t (&to)[D_QK / 16][4]) const
+    /* Returns the address of this consumer's keys. */
+    DEVICE uint32_t own_keys() const
     {
-#pragma unroll
-        for (int i = 0; i < D_QK / 16; i++)
-            ldmatrix_x4(to[i], (l.k() + ds_at) ^ (uint32_t)(i * 2 * CHUNK_BYTES));
+        return l.in_descriptor(l.k()) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE;
     }
 
-    DEVICE void issue_scores(float (&s)[SCORES], const uint32_t (&k)[D_QK / 16][4], uint32_t n) const
+    /* Return the descriptors of columns 16 i … 16 i + 15 of the keys at `k`, and of the tile of Q at `q`. */
+    static DEVICE uint64_t k_descriptor(uint32_t k, int i)
     {
+        return descriptor_of<Layout::K_SWIZZLE>(
+            k, 0, (uint32_t)(i / Layout::K_STEPS) * Layout::K_TILE + (uint32_t)(i % Layout::K_STEPS) * 32);
+    }
+    static DEVICE uint64_t q_descriptor(uint32_t q, int i)
+    {
+        return descriptor_of<Layout::Q_SWIZZLE>(
+            q, 0, (uint32_t)(i / Layout::Q_STEPS) * Layout::Q_TILE + (uint32_t)(i % Layout::Q_STEPS) * 32);
+    }
+
+    /* Loads the first 64 columns of this consumer's keys as fragments of A, so that the products read less shared
+     * memory. */
+    DEVICE void load_keys(uint32_t (&to)[HELD_STEPS][4]) const
+    {
+        const uint32_t at = l.k() + (Layout::K_SWIZZLE == SWIZZLE_128 ? ds_at : key_in_short_lines());
 #pragma unroll
-        for (int i = 0; i < D_QK / 16; i++)
-            wgmma_64<Element>(s, k[i], descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), 0, (uint32_t)i * 32),
-                              i != 0);
+        for (int i = 0; i < HELD_STEPS; i++)
+            ldmatrix_x4(to[i], (at + (uint32_t)(i / Layout::K_STEPS) * Layout::K_TILE) ^
+                                   (uint32_t)(i % Layout::K_STEPS * 2 * CHUNK_BYTES));
+    }
+
+    /* Returns ds_at for lines of 64 bytes. */
+    static DEVICE uint32_t key_in_short_lines()
+    {
+        const uint32_t thread = fresh_thread() - WARPGROUP_THREADS, lane = thread % 32;
+        return swizzle_64(thread / 32 * 16 + lane % 16, lane / 16);
+    }
+
+    DEVICE void issue_scores(float (&s)[SCORES], const uint32_t (&k)[HELD_STEPS][4], uint32_t n) const
+    {
+        const uint32_t from = own_keys();
+#pragma unroll
+        for (int i = 0; i < D_QK / 16; i++) {
+            const uint64_t q = q_descriptor(l.q(q_stage(n)), i);
+            if (i < HELD_STEPS)
+                wgmma_64<Element>(s, k[i % HELD_STEPS], q, i != 0);
+            else
+                wgmma_64<Element>(s, k_descriptor(from, i), q, 1);
+        }
         wgmma_commit();
     }
 
@@ -173,7 +205,7 @@ template <typename Element, typename Layout> struct Gradient {
                 dp,
                 descriptor_of<SWIZZLE_128>(v, 0, (uint32_t)(i / 4) * Layout::V_TILE + (uint32_t)(i % 4) * 32),
                 descriptor_of<SWIZZLE_128>(dout, 0,
-                                           (uint32_t)(i / 4) * Layout::ROW_TILE + (uint32_t)(i % 4) * 32),
+                                           (uint32_t)(i / 4) * Layout::DO_TILE + (uint32_t)(i % 4) * 32),
                 i != 0);
         wgmma_commit();
     }
@@ -193,7 +225,7 @@ template <typename Element, typename Layout> struct Gradient {
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(dv, w[i],
                                  descriptor_of<SWIZZLE_128>(l.in_descriptor(l.dout(dout_stage(n))),
-                                                            Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+                                                            Layout::DO_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -203,11 +235,11 @@ template <typename Element, typename Layout> struct Gradient {
         const uint32_t ds = l.ds(ds_stage(n)) + (uint32_t)group * TILE_BYTES;
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
-            add_product<Element>(
-                dk,
-                descriptor_of<SWIZZLE_128>(ds, 0,
-                                           (uint32_t)(i / 4) * Layout::DS_TILE + (uint32_t)(i % 4) * 32),
-                descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+            add_product<Element>(dk,
+                                 descriptor_of<SWIZZLE_128>(
+                                     ds, 0, (uint32_t)(i / 4) * Layout::DS_TILE + (uint32_t)(i % 4) * 32),
+                                 descriptor_of<Layout::Q_SWIZZLE>(l.q(q_stage(n)), Layout::Q_TILE,
+                                                                  (uint32_t)i * 16 * Layout::Q_LINE));
         wgmma_commit();
     }
 
@@ -217,8 +249,9 @@ template <typename Element, typename Layout> struct Gradient {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(dk, ds[i],
-                                 descriptor_of<SWIZZLE_128>(l.in_descriptor(l.q(q_stage(n))),
-                                                            Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+                                 descriptor_of<Layout::Q_SWIZZLE>(l.in_descriptor(l.q(q_stage(n))),
+                                                                  Layout::Q_TILE,
+                                                                  (uint32_t)i * 16 * Layout::Q_LINE));
         wgmma_commit();
     }
 

@@ -42,7 +42,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     static const char op[] = "mha_backward";
     const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
     const struct backward_layout at = backward_layout(p, tiles);
-    const int32_t key_columns = p->d_qk == 192 ? 32 : 64,
+    const int32_t q_columns = p->d_qk == 96 ? 32 : 64, key_columns = p->d_qk == 192 ? 32 : q_columns,
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
@@ -64,7 +64,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .clears = p->is_ragged || p->ragged_q.used || p->ragged_k.used,
         .added = (uint32_t *)(void *)(workspace + at.added),
     };
-    const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64, (int32_t)p->d_qk),
+    const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, q_columns,
+                                                        (int32_t)p->d_qk),
                              k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns, k_box),
                              v = sm90_mha_backward_view(p, &p->v, true, p->d_v, 64, (int32_t)p->d_v),
                              dout = sm90_mha_backward_view(p, &p->dout, false, p->d_v, 64, (int32_t)p->d_v);

@@ -3,13 +3,14 @@
  * Shared memory, barriers and roles of dense MHA backward on Hopper, per head size.
  *
  *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
- *   V, K      the same; but K at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of
- *             dQ's columns are whole tiles
+ *   V, K      the same; but K at 192, and Q and K at 96, in tiles of 32 columns, lines of 64 bytes (swizzle_64),
+ *             so that half of dQ's columns, or all, are whole tiles
  *   dS        a line per key, of 64 rows: transposed it is the A of dQ = dS K
  *
  *            registers of a consumer: dK  dV  S, then P  dP  P, dS packed  K   dQ             shared memory
  *   192/128                            96  64  32         0   16 + 16      -   48, after S    226 KiB
  *   128/128                            64  64  32         32  16           -   64, after S    226
+ *    96/64                             48  32  32         32  16           16  48, before S   203
  *   64/64                              32  32  32         32  16           16  of its own     163
  */
 #pragma once
@@ -105,19 +106,20 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
     static constexpr int CTAS = 1, CTA_KEYS = KEYS;          /* that share a work tile; keys of each */
     static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* warpgroups that own keys */
     static constexpr int KEY_STEP = 64;                      /* keys from one consumer's to the next one's */
-    static constexpr DqBy DQ_BY = D_QK == 192   ? DQ_BY_HALVES
-                                  : D_QK == 128 ? DQ_BY_ALTERNATE_TILES
-                                                : DQ_BY_OWN_WARPGROUP;
+    static constexpr DqBy DQ_BY = D_QK == 192  ? DQ_BY_HALVES
+                                  : D_QK == 64 ? DQ_BY_OWN_WARPGROUP
+                                               : DQ_BY_ALTERNATE_TILES;
     static constexpr int DQ_PRODUCERS = DQ_BY == DQ_BY_HALVES ? CONSUMERS : 1; /* per tile */
     static constexpr int WARPGROUPS = CONSUMERS + (DQ_BY == DQ_BY_OWN_WARPGROUP ? 2 : 1),
                          THREADS = WARPGROUP_THREADS * WARPGROUPS;
-    static constexpr int Q_STAGES = DQ_BY == DQ_BY_OWN_WARPGROUP ? 4 : 2,
+    static constexpr int Q_STAGES = D_QK <= 96 ? 4 : 2,
                          DO_STAGES = D_QK == 192 ? 1 : Q_STAGES; /* of Q; of dO */
     /* Where registers suffice, dP is issued together with S, so that the exponentials hide half of it, and dK
      * together with dV, with dS from registers. */
     static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192;
     static constexpr int DELTA_EARLY = D_QK == 192 ? 1 : 4; /* · 16 rows whose delta is loaded beside dP */
     static constexpr bool KEEPS_P = D_QK != 192;            /* P in fp32 until dS is computed; else in fp16 */
+    static constexpr bool S_EARLY = D_QK <= 96; /* S of the next tile runs beside dV and dK, or dQ */
     static constexpr int PRODUCER_REGISTERS = 24, DQ_REGISTERS = DQ_BY == DQ_BY_OWN_WARPGROUP ? 72 : 0,
                          CONSUMER_REGISTERS = DQ_BY == DQ_BY_OWN_WARPGROUP ? 208 : 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
@@ -129,12 +131,15 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
     static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_PRODUCER = DQ_TILE / DQ_PRODUCERS, /* floats */
         DQ_COLUMNS = D_QK / DQ_PRODUCERS, DQ_VALUES = DQ_OF_PRODUCER / WARPGROUP_THREADS;
 
-    static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : SWIZZLE_128;
+    static constexpr Swizzle Q_SWIZZLE = D_QK == 96 ? SWIZZLE_64 : SWIZZLE_128;
+    static constexpr uint32_t Q_LINE = Q_SWIZZLE == SWIZZLE_64 ? 64 : 128;
+    static constexpr int Q_COLUMNS = (int)Q_LINE / 2, Q_STEPS = Q_COLUMNS / 16; /* of a tile */
+    static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : Q_SWIZZLE;
     static constexpr uint32_t K_LINE = K_SWIZZLE == SWIZZLE_64 ? 64 : 128;      /* bytes */
     static constexpr int K_COLUMNS = (int)K_LINE / 2, K_STEPS = K_COLUMNS / 16; /* of a tile */
     static constexpr int K_BOX_TILES = D_QK / K_COLUMNS;                        /* that a load brings */
-    static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
-                              ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
+    static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES, Q_TILE = ROWS * Q_LINE,
+                              DO_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
                               DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
                               DQ_BYTES = DQ_OF_PRODUCER * 4, STATS_BYTES = 2 * ROWS * 4;

@@ -13,6 +13,7 @@
  *       192/128          by both, half the columns each, one tile later, so that they need not keep step:
  *                        S i + 1 | … | dQ i | dK i + 1
  *       128/128          by the consumers alternately, one tile later: halves what is read from shared memory
+ *       96/64            the same, with S of the next tile issued behind dK, or behind dQ, which is stored while S runs
  *       64/64            by a warpgroup of its own: a consumer issues the next S and dP once it has dS
  *
  * S and dP have keys as rows, so that the fragments of P and dS have the layout of A and stay in registers.
@@ -20,9 +21,9 @@
  * computes P and dS, the products of the other one run. Where registers suffice, dP is issued together with
  * S.
  *
- * Limits for 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at
- * 64/64; ex2 512; shared memory, 128 bytes a clock: products read 336, 240 and 112 KiB, and others read or
- * write 104, 80 and 48 KiB more; then power.
+ * Limits for 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1664 at
+ * 96/64, 1280 at 64/64; ex2 512; shared memory, 128 bytes a clock: products read 336, 240, 144 and 112 KiB, and
+ * others read or write 104, 80, 60 and 48 KiB more; then power.
  *
  * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs
  * arrive or, if deterministic, in the order of the key blocks.
@@ -39,8 +40,9 @@ namespace mha_backward {
 
 template <typename Element, typename Layout> struct Consumer : Gradient<Element, Layout> {
     using Base = Gradient<Element, Layout>;
-    using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::p, Base::l, Base::group, Base::n,
-        Base::ds_stage, Base::ds_parity, Base::q_stage, Base::q_parity, Base::dout_stage;
+    using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::HELD_STEPS, Base::p, Base::l,
+        Base::group, Base::n, Base::ds_stage, Base::ds_parity, Base::q_stage, Base::q_parity,
+        Base::dout_stage;
 
     Ring<WORK_STAGES> work_stage;
 
@@ -98,7 +100,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
 
     /* ---- dQ by a warpgroup of its own ------------------------------------------------------------ */
 
-    DEVICE void issue_tile(Fragments &tile, const uint32_t (&k)[D_QK / 16][4]) const
+    DEVICE void issue_tile(Fragments &tile, const uint32_t (&k)[HELD_STEPS][4]) const
     {
         wgmma_fence();
         this->issue_scores(tile.s, k, n);
@@ -116,7 +118,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     DEVICE void mainloop_with_dq_warpgroup(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Fragments tile;
-        uint32_t k[D_QK / 16][4];
+        uint32_t k[HELD_STEPS][4];
         const int keys = load_uniform(work + offsetof(WorkTile, k.keys)) - 64 * group;
         RowTiles<Layout> t;
         t.begin(p, work);
@@ -168,12 +170,17 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     DEVICE void compute_dq(uint32_t n, int row_tile, uint32_t order) const
     {
         float dq[Layout::DQ_VALUES];
+        issue_dq(dq, n);
+        wgmma_wait<0>();
+        store_dq(dq, n, row_tile, order);
+    }
+
+    DEVICE void issue_dq(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
+    {
         wait_for_ds(1 - group, n), wait_for_ds(group, n);
         fence_async_shared();
         wgmma_fence();
         dq_producer().issue(dq, n);
-        wgmma_wait<0>();
-        store_dq(dq, n, row_tile, order);
     }
 
     /* The consumers compute dQ of alternate tiles, one tile later. */
@@ -205,6 +212,63 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
             if (!t.advance(p, work)) break;
         }
         if (computes_dq(n - 1)) compute_dq(n - 1, previous, order);
+    }
+
+    /* The same, but S of the next tile is issued before dV and dK are complete, or behind dQ, which is stored while S
+     * runs. dP comes after that, for dQ needs its registers. */
+    DEVICE void mainloop_with_alternate_dq_and_early_s(uint32_t work, float (&dk)[D_QK / 2],
+                                                       float (&dv)[D_V / 2])
+    {
+        Fragments tile;
+        uint32_t k[HELD_STEPS][4];
+        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)) - 64 * group;
+        RowTiles<Layout> t;
+        t.begin(p, work);
+        hold(dk), hold(dv);
+        this->load_keys(k);
+        wait_for_rows(tile, n);
+        issue_tile(tile, k);
+        int previous = -1; /* the previous tile; -1: none */
+        uint32_t order = 0;
+        for (bool holds_previous = false;;) {
+            wgmma_wait<1>();
+            hold(tile.s), hold(dv), hold(dk);
+            if (holds_previous) release_rows(n - 1);
+            process_tile(tile, dk, dv, keys, t.diagonal, t.left > 1);
+            if (t.left == 1) break;
+            holds_previous = previous < 0 || !computes_dq(n - 1);
+            if (holds_previous) {
+                issue_next_scores(tile, k);
+            } else {
+                float dq[Layout::DQ_VALUES];
+                issue_dq(dq, n - 1);
+                wgmma_wait<1>();
+                hold(dv), hold(dk);
+                release_rows(n);
+                issue_next_scores(tile, k);
+                wgmma_wait<1>();
+                store_dq(dq, n - 1, previous, order);
+            }
+            previous = t.index, order = dq_order(p, t, work);
+            n++;
+            t.advance(p, work);
+            this->begin_dp(tile.dp, n);
+        }
+        wgmma_wait<0>();
+        hold(dv), hold(dk);
+        release_rows(n);
+        if (computes_dq(n))
+            compute_dq(n, t.index, dq_order(p, t, work));
+        else if (previous >= 0)
+            compute_dq(n - 1, previous, order);
+        n++;
+    }
+
+    DEVICE void issue_next_scores(Fragments &tile, const uint32_t (&k)[HELD_STEPS][4]) const
+    {
+        hold(tile.s), hold(tile.dp);
+        wgmma_fence();
+        this->issue_scores(tile.s, k, n + 1);
     }
 
     /* Both consumers compute half of dQ, one tile later. dK reads dS from shared memory. It is issued after
@@ -274,6 +338,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
             mbarrier_wait(l.barrier(Layout::V_FULL), phase);
             if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP)
                 mainloop_with_dq_warpgroup(l.work(work_stage.index), dk, dv);
+            else if constexpr (Layout::DQ_BY == DQ_BY_ALTERNATE_TILES && Layout::S_EARLY)
+                mainloop_with_alternate_dq_and_early_s(l.work(work_stage.index), dk, dv);
             else if constexpr (Layout::DQ_BY == DQ_BY_ALTERNATE_TILES)
                 mainloop_with_alternate_dq(l.work(work_stage.index), dk, dv);
             else

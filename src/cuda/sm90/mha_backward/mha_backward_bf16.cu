@@ -5,6 +5,8 @@
 /* Element, d_qk, d_v. */
 MHA_BACKWARD_KERNEL(sm90_mha_backward_bf16_64, Bf16, 64, 64)
 MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_64, sm90_mha_backward_finish_bf16_64, Bf16, 64, 64)
+MHA_BACKWARD_KERNEL(sm90_mha_backward_bf16_96, Bf16, 96, 64)
+MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_96, sm90_mha_backward_finish_bf16_96, Bf16, 96, 64)
 MHA_BACKWARD_KERNEL(sm90_mha_backward_bf16_128, Bf16, 128, 128)
 MHA_BACKWARD_ROW_KERNELS(sm90_mha_backward_prepare_bf16_128, sm90_mha_backward_finish_bf16_128, Bf16, 128,
                          128)

@@ -39,12 +39,13 @@ template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>
     /* A part of dQ is stored in two pieces, since there is room for the first alone. */
     static constexpr int FIRST_VALUES = DQ_VALUES * 3 / 4;
 
-    static constexpr Swizzle K_SWIZZLE = SWIZZLE_128;
-    static constexpr uint32_t K_LINE = LINE_BYTES;
-    static constexpr int K_COLUMNS = 64, K_STEPS = K_COLUMNS / 16; /* of a tile */
-    static constexpr int K_BOX_TILES = D_QK / K_COLUMNS / CTAS;    /* that a load brings */
-    static constexpr uint32_t K_TILE = CTA_KEYS * K_LINE, V_TILE = K_TILE, ROW_TILE = ROWS * LINE_BYTES,
-                              DS_TILE = CTA_KEYS * LINE_BYTES;
+    static constexpr Swizzle Q_SWIZZLE = SWIZZLE_128, K_SWIZZLE = Q_SWIZZLE;
+    static constexpr uint32_t Q_LINE = LINE_BYTES, K_LINE = Q_LINE;
+    static constexpr int Q_COLUMNS = 64, Q_STEPS = Q_COLUMNS / 16, K_COLUMNS = Q_COLUMNS,
+                         K_STEPS = Q_STEPS;                     /* of a tile */
+    static constexpr int K_BOX_TILES = D_QK / K_COLUMNS / CTAS; /* that a load brings */
+    static constexpr uint32_t K_TILE = CTA_KEYS * K_LINE, V_TILE = K_TILE, Q_TILE = ROWS * Q_LINE,
+                              DO_TILE = Q_TILE, DS_TILE = CTA_KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = CTA_KEYS * D_QK * 2, OTHER_K_BYTES = K_BYTES / CTAS,
                               V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
                               DO_BYTES = ROWS * D_V * 2, P_BYTES = ROWS * CTA_KEYS * 2, DS_BYTES = DS_TILE,

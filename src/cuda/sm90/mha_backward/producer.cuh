@@ -60,7 +60,7 @@ template <typename Layout> struct Producer {
         const int request = p.call.starts_q ? 0 : r.index;
         mbarrier_wait(l.barrier(Layout::Q_EMPTY, q_stage.index), q_stage.parity ^ 1);
         fill(l.barrier(Layout::Q_FULL, q_stage.index), Layout::Q_BYTES + Layout::STATS_BYTES,
-             l.q(q_stage.index), Layout::ROW_TILE, LINE_BYTES, Layout::D_QK / 64, used, ROWS,
+             l.q(q_stage.index), Layout::Q_TILE, Layout::Q_LINE, Layout::D_QK / Layout::Q_COLUMNS, used, ROWS,
              [&](uint32_t barrier) {
                  tma_load(l.q(q_stage.index), &p.q, barrier, {0, token, head, 0, request});
                  bulk_load(l.stats(q_stage.index),
@@ -70,7 +70,7 @@ template <typename Layout> struct Producer {
         q_stage.advance();
         mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.index), dout_stage.parity ^ 1);
         fill(l.barrier(Layout::DO_FULL, dout_stage.index), Layout::DO_BYTES, l.dout(dout_stage.index),
-             Layout::ROW_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
+             Layout::DO_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
                  tma_load(l.dout(dout_stage.index), &p.dout, barrier, {0, token, head, 0, request});
              });
         dout_stage.advance();
