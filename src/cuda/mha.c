@@ -63,10 +63,11 @@ fmla_status cuda_mha_write_padding(enum operation operation, const struct cuda_s
                                    struct mha_padding_params *params, void *stream)
 {
     enum { BLOCKS_OF_SM = 8 };
-    params->slices = (int32_t)cuda_ceil_div(BLOCKS_OF_SM * scope->device->sms, params->b ? params->b : 1);
+    const int64_t blocks = BLOCKS_OF_SM * scope->device->sms, b = params->b ? params->b : 1;
+    params->slices = (int32_t)cuda_ceil_div(blocks, b), params->requests = (int32_t)cuda_ceil_div(b, blocks);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_MHA_PADDING}),
-        .blocks = (int64_t)params->b * params->slices,
+        .blocks = cuda_ceil_div(params->b, params->requests) * params->slices,
         .stream = stream,
     };
     return params->used && params->b && (params->starts ? params->tokens : params->extent)

@@ -347,7 +347,7 @@ struct mha_vectors {
 /* The padding of one side of dense MHA, tokens or keys (any/mha_padding.cu). */
 enum { MHA_PADDED = 2 };
 struct mha_padding_params {
-    int32_t b, slices;     /* slices: CTAs of a request */
+    int32_t b, slices;     /* slices: CTAs of `requests` */
     const int32_t *starts; /* as in mha_forward_params */
     const int32_t *used;
     int32_t extent; /* of each request, if not ragged */
@@ -358,7 +358,7 @@ struct mha_padding_params {
     float *lse;            /* NULL: none */
     int64_t lse_stride[2]; /* request, head */
     float lse_of_empty;
-    int32_t gap;
+    int32_t requests; /* of a CTA, consecutive ones */
 };
 
 /* The gradients of dense MHA. Tokens of ragged requests are stored one after the other, like those of a

@@ -247,6 +247,26 @@ static void padding(void)
     }
 }
 
+/* A CTA takes several requests where there are more than CTAs. */
+static void padding_of_many_requests(void)
+{
+    for (int i = 0; i < 3; i++) {
+        const int64_t ctas = 8 * fake->sms, b = i == 0 ? ctas : i == 1 ? ctas + 1 : 5 * ctas - 1;
+        struct mha_forward_call c;
+        const struct layout layout = SHAPE_OF(layout, .b = b, .s_q = 1, .s_k = 1, .h_q = 1, .h_kv = 1,
+                                              .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE | HAS_USED);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.kernel = "cuda";
+        RUNS(mha_forward, &c, "mha_forward_bf16|mha_padding");
+        const struct mha_padding_params p = PARAMS(mha_padding_params, launched(0));
+        CHECK_ALL({p.b, b}, {p.slices, 1},
+                  {p.requests, i == 0   ? 1
+                               : i == 1 ? 2
+                                        : 5},
+                  GRID(launched(0), (b + p.requests - 1) / p.requests, 32 * MHA_WARPS, 0));
+    }
+}
+
 /* Lengths in use are not known to the host: each request is split by its own, in the kernel. */
 static void splits_of_used_lengths(void)
 {
@@ -860,5 +880,5 @@ int main(int argc, char **argv)
                          splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,
                          wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
                          shapes_of_227_kib, gradients_of_hopper, gradients_of_sinks, sinks_with_dlse, padding,
-                         splits_of_used_lengths, gradients_of_padding);
+                         padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The results of dense MHA's padding, behind the tokens or keys in use of each request: vectors of zeros, and the lse of
- * rows without keys. A request has `slices` CTAs; their warps take vectors in turn.
+ * rows without keys. Some requests have `slices` CTAs; their warps take vectors in turn.
  */
 #include "../device/kernel.cuh"
 #include "../device/used.cuh"
@@ -10,8 +10,8 @@
 
 #include <stdint.h>
 
-/* Returns the first token, or key, of a ragged request: the largest start up to its own. All threads call. */
-DEVICE int begin_of(const mha_padding_params &p, int request)
+/* Returns the largest of the starts up to a ragged request's own. All threads call. */
+DEVICE int start_of(const mha_padding_params &p, int request)
 {
     __shared__ int begin;
     int most = 0;
@@ -21,7 +21,7 @@ DEVICE int begin_of(const mha_padding_params &p, int request)
     __syncthreads();
     if (threadIdx.x % 32 == 0) atomicMax(&begin, most);
     __syncthreads();
-    return min(begin, p.tokens);
+    return begin;
 }
 
 DEVICE void clear_vector(uint16_t *to, int width, bool aligned)
@@ -33,14 +33,9 @@ DEVICE void clear_vector(uint16_t *to, int width, bool aligned)
         for (int d = lane; d < width; d += 32) to[d] = 0;
 }
 
-DEVICE void write_padding(const mha_padding_params &p)
+/* Writes the padding of a request whose tokens, or keys, are `extent` from `begin` on. */
+DEVICE void write_padding_of(const mha_padding_params &p, int request, int slice, int begin, int extent)
 {
-    const int request = (int)blockIdx.x / p.slices, slice = (int)blockIdx.x - request * p.slices;
-    int begin = 0, extent = p.extent;
-    if (p.starts) {
-        begin = begin_of(p, request);
-        extent = min(max(p.starts[request + 1], begin), p.tokens) - begin;
-    }
     const int used = length_in_use(p.used, request, extent), number = p.starts ? 0 : request;
     const int64_t vectors = (int64_t)(extent - used) * p.heads;
     for (int64_t i = slice * MHA_WARPS + (int)threadIdx.x / 32; i < vectors; i += p.slices * MHA_WARPS) {
@@ -53,6 +48,23 @@ DEVICE void write_padding(const mha_padding_params &p)
         }
         if (p.lse && threadIdx.x % 32 == 0)
             p.lse[number * p.lse_stride[0] + head * p.lse_stride[1] + token] = p.lse_of_empty;
+    }
+}
+
+/* A CTA takes `requests` consecutive requests, so that the starts before them are read once for all of these. */
+DEVICE void write_padding(const mha_padding_params &p)
+{
+    const int group = (int)blockIdx.x / p.slices, slice = (int)blockIdx.x - group * p.slices;
+    const int first = group * p.requests, last = min(first + p.requests, p.b);
+    int start = p.starts ? start_of(p, first) : 0;
+    for (int request = first; request < last; request++) {
+        int begin = 0, extent = p.extent;
+        if (p.starts) {
+            const int end = max(p.starts[request + 1], start);
+            begin = min(start, p.tokens), extent = min(end, p.tokens) - begin;
+            start = end;
+        }
+        write_padding_of(p, request, slice, begin, extent);
     }
 }
 

@@ -96,10 +96,13 @@ static inline void check_left(const char *label, enum operation operation, void 
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
-/* Returns whether a kernel overlaps with the preceding launch: all of Hopper's but the first of dense MHA's, and the
- * join of any dense MHA. */
-static inline bool overlaps(const char *kernel)
+/* Returns whether a kernel overlaps with the preceding launch: all of Hopper's but the first of dense MHA's, unless it
+ * has parts, and the join of any dense MHA. */
+static inline bool overlaps(const struct fake_launch *launch)
 {
+    const char *const kernel = launch->kernel;
+    if (!strncmp(kernel, "sm90_mha_forward_", 17) && !strstr(kernel, "_join_"))
+        return PARAMS(mha_forward_sm90_params, launch).part_rows;
     if (strstr(kernel, "_mha_forward_")) return strstr(kernel, "_join_") && fake->capability >= 90;
     return !strncmp(kernel, "sm90", 4) && !strstr(kernel, "_mha_backward_prepare_");
 }
@@ -117,7 +120,7 @@ __attribute__((format(printf, 2, 3))) static inline void check_kernels(int befor
     for (int i = before; i < fake->launches; i++) {
         const struct fake_launch *launch = &fake->launch[i];
         snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "", launch->kernel);
-        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = overlaps(launch->kernel);
+        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = overlaps(launch);
         const struct cu_launch_attribute *overlap = attribute_of(launch, CU_LAUNCH_OVERLAP);
         CHECK(launch->config.stream == STREAM &&
                   launch->config.num_attributes ==

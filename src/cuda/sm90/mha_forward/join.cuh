@@ -33,12 +33,13 @@ template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forwar
     for (int64_t i = blockIdx.x * MHA_JOIN_WARPS + warp;; i += gridDim.x * MHA_JOIN_WARPS) {
         const int number = (int)(i / p.tile_rows), row = (int)(i - (int64_t)number * p.tile_rows);
         __syncwarp();
-        if (requests.find(number, tile) < 0) return;
+        if (requests.find(number, tile) < 0) break;
         __syncwarp();
         const TileRows rows = load_tile_rows(tile);
         wait_for_kernels_before();
         if (row < rows.rows) join_row<Element, D_V>(p, rows, load_tile_part(tile), row);
     }
+    wait_for_kernels_before(); /* also without a row: when this kernel ends, so has the one before */
 }
 
 } // namespace mha_forward
