@@ -27,14 +27,17 @@ static int64_t times(int64_t a, int64_t b)
 
 /* ---- Tiles ------------------------------------------------------------------------------------ */
 
-/* Where a tile's keys are split follows from its last row, so bits that do not depend on the batch need tiles that do
- * not: ragged requests are then taken to be as long as the caller says that one may be. */
+/* Heads of a key head share a tile if that makes fewer tiles; as many, if requests of different lengths are likely, since
+ * shorter ones then make fewer. Where a tile's keys are split follows from its last row, so bits that do not depend on the
+ * batch need tiles that do not: ragged requests are then taken to be as long as the caller says that one may be. */
 int32_t mha_heads_of_tile(const struct attention_problem *p, int64_t rows)
 {
-    const int64_t group = p->h_q / p->h_kv, tokens = rows / group,
-                  s_q = p->ragged_q.starts && !p->batch_dependent ? p->max_s_q : p->s_q;
+    const int64_t group = p->h_q / p->h_kv, tokens = rows / group, all = p->ragged_q.tokens;
+    const bool alike = !p->ragged_q.starts || (p->batch_dependent && all == times(p->b, p->s_q));
+    const int64_t s_q = alike ? p->s_q : p->batch_dependent ? cuda_ceil_div(all, most(p->b, 1)) : p->max_s_q;
     if (group == 1 || !tokens) return 1;
-    return !s_q || cuda_ceil_div(s_q, tokens) < group * cuda_ceil_div(s_q, rows) ? (int32_t)group : 1;
+    const int64_t shared = cuda_ceil_div(s_q, tokens), apart = group * cuda_ceil_div(s_q, rows);
+    return !s_q || shared < apart || (shared == apart && !alike) ? (int32_t)group : 1;
 }
 
 /* Returns the query rows of all requests. */

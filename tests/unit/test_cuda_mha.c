@@ -32,12 +32,17 @@ static void apart(struct mha_forward_call *c, int64_t s_q, int64_t h_q, int64_t 
     mha_forward_make(c, &layout, gpu_number(0));
 }
 
-static void ragged(struct mha_forward_call *c)
+static void ragged_of(struct mha_forward_call *c, int64_t tokens)
 {
     const struct layout layout =
-        SHAPE_OF(layout, .flat = true, .b = B, .splits = B + 1, .tokens_q = TOKENS_Q, .tokens_k = TOKENS_K,
+        SHAPE_OF(layout, .flat = true, .b = B, .splits = B + 1, .tokens_q = tokens, .tokens_k = TOKENS_K,
                  .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_forward_make(c, &layout, gpu_number(0));
+}
+
+static void ragged(struct mha_forward_call *c)
+{
+    ragged_of(c, TOKENS_Q);
 }
 
 static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
@@ -75,18 +80,21 @@ static void tiles(void)
 }
 
 /* Tiles of ragged requests, and so the bits of split ones, follow from what the caller says of one request, not from
- * the tokens of all; by the batch they follow from these too. */
+ * the tokens of all; by the batch they follow from these too. Heads share tiles that are as many as without, unless all
+ * requests are as long. */
 static void tiles_of_ragged(void)
 {
     static const struct {
-        int32_t max_s_q, batch_dependent, heads;
-    } all[] = {{128, 0, 1}, {129, 0, 4}, {1024, 0, 1}, {0, 0, 4}, {128, 1, 1}, {1024, 1, 4}, {0, 1, 4}};
+        int32_t max_s_q, batch_dependent, tokens, heads;
+    } all[] = {{128, 0, 128 * B, 4}, {129, 0, 700, 4},  {1024, 0, 700, 4},      {0, 0, 700, 4},
+               {128, 1, 128 * B, 1}, {256, 1, 700, 4},  {256, 1, 128 * B, 4},   {256, 1, 256 * B, 1},
+               {128, 1, 2 * B, 4},   {1024, 1, 700, 4}, {2048, 1, 1024 * B, 4}, {0, 1, 700, 4}};
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         struct mha_forward_call c;
-        ragged(&c);
+        ragged_of(&c, all[i].tokens);
         c.args.max_s_q = all[i].max_s_q, c.args.batch_dependent = all[i].batch_dependent,
         c.args.num_splits = 1;
-        CHECK_EQ(hopper(&c).heads_of_tile, all[i].heads);
+        CHECK(hopper(&c).heads_of_tile == all[i].heads, "row %d", i);
     }
 }
 
