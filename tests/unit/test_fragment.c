@@ -196,6 +196,20 @@ static void test_slots(void)
               {part_position(511), 511});
 }
 
+/* A lane of four has eight upper halves in the first and eight in the second half of every 64. Their third bytes
+ * are 16 in a row, so each position is taken once. */
+static void test_third_bytes(void)
+{
+    enum { COLUMNS = 512, TILE = 64, LANES = 4 };
+    for (int first = 0; first < COLUMNS; first += TILE)
+        for (int lane = 0; lane < LANES; lane++)
+            for (int e = 0; e < 16; e++)
+                CHECK_EQ(third_byte_position(first + TILE / 2 * (e / 8) + 8 * lane + e % 8),
+                         first + 16 * lane + e);
+    CHECK_ALL({third_byte_position(7), 7}, {third_byte_position(8), 16}, {third_byte_position(32), 8},
+              {third_byte_position(511), 511});
+}
+
 /* ---- Swizzles ------------------------------------------------------------------------------- */
 
 static const struct swizzle {
@@ -252,6 +266,7 @@ int main(void)
     test_chained();
     test_corners();
     test_slots();
+    test_third_bytes();
     test_swizzles();
     return check_done("test_fragment");
 }

@@ -167,6 +167,15 @@ FRAGMENT_FN int part_column(int position)
     return (int)(p / 16 * 16 + p / 2 % 2 * 8 + p / 4 % 4 * 2 + p % 2);
 }
 
+/* Rows of 24 bits a value (half_rows.cuh) have their upper halves and their third bytes apart. Returns the position
+ * of the third byte of the value whose upper half is at `position`. Of 64 values the first and the second half
+ * take turns, eight bytes at a time, so that a lane, which stores eight upper halves of either, stores 16 bytes. */
+FRAGMENT_FN int third_byte_position(int position)
+{
+    const unsigned p = (unsigned)position;
+    return (int)(p / 64 * 64 + p % 32 / 8 * 16 + p % 64 / 32 * 8 + p % 8);
+}
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, CHUNK_ELEMENTS = 8 };

@@ -14,6 +14,9 @@
  * half h of row r), part_row(part, row) and coord(row). Its column(half, lane) is the first of a lane's
  * eight columns; with PAIRS a lane has them only after quad_gather_eight.
  *
+ * Parts are half rows (half_rows.cuh); those of fp16 results have 24 bits a value, as store_24_bit_tile puts
+ * them.
+ *
  * With LARGEST the maximum of a part is its largest score, in powers of two, which is stored for the row.
  */
 #pragma once
@@ -29,22 +32,27 @@
 enum {
     JOIN_RANGE_WARPS = 8,
     JOIN_RANGE_UNROLL = 4, /* parts that are added in sequence, without a branch */
-    JOIN_COPY_BYTES = 32 * (16 + 4) /* of a part of an item: values and scales */,
     JOIN_END_BYTES = 32 * 8 /* of an item */,
     JOIN_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns per lane */
 };
 
+/* Copied of a part of an item: a lane's values, or their upper halves, and a scale, or their third bytes. */
+template <bool IN_24> DEVICE constexpr int join_copy_bytes()
+{
+    return 32 * (16 + (IN_24 ? 8 : 4));
+}
+
 /* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the ends of up to depth /
  * JOIN_RANGE_UNROLL items, and the numbers that an item's warps exchange. Their sums reuse the memory of the
  * copies. */
-DEVICE constexpr int join_range_warp_bytes(int depth)
+template <bool IN_24> DEVICE constexpr int join_range_warp_bytes(int depth)
 {
-    return depth * JOIN_COPY_BYTES + depth / JOIN_RANGE_UNROLL * JOIN_END_BYTES + 16;
+    return depth * join_copy_bytes<IN_24>() + depth / JOIN_RANGE_UNROLL * JOIN_END_BYTES + 16;
 }
 
-DEVICE constexpr int join_range_bytes(int depth)
+template <bool IN_24 = false> DEVICE constexpr int join_range_bytes(int depth)
 {
-    return JOIN_RANGE_WARPS * join_range_warp_bytes(depth);
+    return JOIN_RANGE_WARPS * join_range_warp_bytes<IN_24>(depth);
 }
 
 /* Returns n / parts. The numbers are small, so that the added half exceeds the rounding error. */
@@ -93,12 +101,11 @@ DEVICE void add_sums(JoinSums &sums, uint32_t memory, uint32_t of_row, int lane)
 }
 
 /* The addresses of a warp's copies of an item. */
-struct JoinCopies {
-    uint32_t values, scales, end; /* of the lane; end: of one part */
+template <bool IN_24> struct JoinCopies {
+    uint32_t values, others, end; /* of the lane; others: its scale or third bytes; end: of one part */
 
     DEVICE JoinCopies(uint32_t parts, uint32_t ends, int lane)
-        : values(parts + 16 * (uint32_t)lane),
-          scales(parts + (uint32_t)(JOIN_COPY_BYTES - 32 * 4) + 4 * (uint32_t)lane),
+        : values(parts + 16 * (uint32_t)lane), others(parts + 32 * 16 + (IN_24 ? 8 : 4) * (uint32_t)lane),
           end(ends + 8 * (uint32_t)lane)
     {
     }
@@ -106,9 +113,9 @@ struct JoinCopies {
 
 /* Issues the copies of `count` parts of an item: first, first + step, …. Zeros fill up to a multiple of
  * JOIN_RANGE_UNROLL. */
-template <typename Range>
-DEVICE void ask_for_parts(const Range &range, int item, int first, int step, int count, const JoinCopies &to,
-                          int lane)
+template <bool IN_24, typename Range>
+DEVICE void ask_for_parts(const Range &range, int item, int first, int step, int count,
+                          const JoinCopies<IN_24> &to, int lane)
 {
     const int row = item / 2, half = item % 2;
     const int64_t part_row = range.part_row(first, row), rows = range.part_row(first + step, row) - part_row;
@@ -117,22 +124,49 @@ DEVICE void ask_for_parts(const Range &range, int item, int first, int step, int
     const char *from = (const char *)half_row(range.split, part_row);
     const uint32_t value_at = (uint32_t)(half * HALF_ROW_COLUMNS + 16 * lane),
                    scale_at = (uint32_t)(2 * HALF_ROW_COLUMNS + 16 * half + lane / 8 * 4);
+    const uint32_t bytes_at =
+        (uint32_t)(THIRD_BYTES_AT + third_byte_position(half * (HALF_ROW_COLUMNS / 2) + 8 * lane));
     const int64_t row_bytes = rows * (HALF_ROW_COLUMNS * (int)sizeof(float));
 #pragma unroll 1
     for (int k = 0; k < count; k += JOIN_RANGE_UNROLL)
 #pragma unroll
         for (int i = 0; i < JOIN_RANGE_UNROLL; i++, from += row_bytes) {
             const bool valid = k + i < count;
-            const uint32_t at = (uint32_t)((k + i) * JOIN_COPY_BYTES);
+            const uint32_t at = (uint32_t)((k + i) * join_copy_bytes<IN_24>());
             const char *const part = valid ? from : (const char *)range.split.part_out;
-            cp_async_16(to.values + at, part + value_at, valid),
-                cp_async_4(to.scales + at, part + scale_at, valid);
+            cp_async_16(to.values + at, part + value_at, valid);
+            if constexpr (IN_24)
+                cp_async_8(to.others + at, part + bytes_at, valid);
+            else
+                cp_async_4(to.others + at, part + scale_at, valid);
         }
+}
+
+/* Adds to a lane's sums its values of part `part`, which has arrived, times the part's weight: lane `part` has
+ * it. */
+template <bool IN_24>
+DEVICE void add_part(float (&sum)[8], const JoinCopies<IN_24> &from, int part, float weights)
+{
+    const uint32_t at = (uint32_t)(part * join_copy_bytes<IN_24>());
+    const uint4 x = load_shared_16(from.values + at);
+    const uint32_t words[] = {x.x, x.y, x.z, x.w};
+    if constexpr (IN_24) {
+        const uint2 bytes = load_shared_8(from.others + at);
+        const float weight = __shfl_sync(~0u, weights, part);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum[e] = fmaf(weight, value_of_24_bits(words[e / 2], e < 4 ? bytes.x : bytes.y, e), sum[e]);
+    } else {
+        const float by = __shfl_sync(~0u, weights, part) * __uint_as_float(load_shared_4(from.others + at));
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum[e] = fmaf(by, Fp16::to_float((uint16_t)(words[e / 2] >> 16 * (e % 2))), sum[e]);
+    }
 }
 
 /* Returns the sums of parts that have arrived. A part that saw no key has weight 0; its values are also 0,
  * unless no part saw a key. */
-DEVICE JoinSums sum_of_parts(int count, const JoinCopies &from, int lane)
+template <bool IN_24> DEVICE JoinSums sum_of_parts(int count, const JoinCopies<IN_24> &from, int lane)
 {
     part_end mine = {-INFINITY, 0.0f};
     if (lane < count) {
@@ -151,16 +185,7 @@ DEVICE JoinSums sum_of_parts(int count, const JoinCopies &from, int lane)
 #pragma unroll 1
     for (int k = 0; k < count; k += JOIN_RANGE_UNROLL)
 #pragma unroll
-        for (int i = 0; i < JOIN_RANGE_UNROLL; i++) {
-            const uint32_t at = (uint32_t)((k + i) * JOIN_COPY_BYTES);
-            const uint4 x = load_shared_16(from.values + at);
-            const float by =
-                __shfl_sync(~0u, weight, k + i) * __uint_as_float(load_shared_4(from.scales + at));
-            const uint32_t words[] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sums.o[e] = fmaf(by, Fp16::to_float((uint16_t)(words[e / 2] >> 16 * (e % 2))), sums.o[e]);
-        }
+        for (int i = 0; i < JOIN_RANGE_UNROLL; i++) add_part(sums.o, from, k + i, weight);
     return sums;
 }
 
@@ -207,44 +232,46 @@ struct WarpsOfItems {
 };
 
 /* Called by the JOIN_RANGE_WARPS warps, from thread `first_thread` on, that have stored the part, if there
- * is one. They own barrier `id`. A warp takes at most DEPTH parts; `memory` has join_range_bytes(DEPTH). */
+ * is one. They own barrier `id`. A warp takes at most DEPTH parts; `memory` has
+ * join_range_bytes<IN_24_BITS<Element>>(DEPTH). */
 template <typename Element, int DEPTH, typename Range>
 DEVICE void join_range(const Range &range, uint64_t *barrier, uint32_t memory, unsigned first_thread, int id)
 {
     barrier_sync(id, 32 * JOIN_RANGE_WARPS);
     if (fresh_thread() == first_thread) cta_group_barrier_arrive_and_wait(barrier, (uint32_t)range.joiners);
     barrier_sync(id, 32 * JOIN_RANGE_WARPS);
-    constexpr int WARP_BYTES = join_range_warp_bytes(DEPTH);
+    constexpr bool IN_24 = IN_24_BITS<Element>;
+    constexpr int WARP_BYTES = join_range_warp_bytes<IN_24>(DEPTH),
+                  COPIES_BYTES = DEPTH * join_copy_bytes<IN_24>();
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
     const WarpsOfItems warps_of = WarpsOfItems::of<DEPTH>(range.end - range.begin, range.parts);
     const int step = 1 << warps_of.shift, own = warp & (step - 1),
               stride = JOIN_RANGE_WARPS >> warps_of.shift;
     const int count =
         max((range.parts - own + step - 1) >> warps_of.shift, 0); /* the warp's parts of an item */
-    const uint32_t parts = memory + (uint32_t)(warp * WARP_BYTES),
-                   ends = parts + (uint32_t)(DEPTH * JOIN_COPY_BYTES),
+    const uint32_t parts = memory + (uint32_t)(warp * WARP_BYTES), ends = parts + (uint32_t)COPIES_BYTES,
                    of_row = parts + (uint32_t)(WARP_BYTES - 16);
-    const uint32_t item_bytes = (uint32_t)(DEPTH * JOIN_COPY_BYTES) / (uint32_t)warps_of.at_once;
+    const uint32_t item_bytes = (uint32_t)COPIES_BYTES / (uint32_t)warps_of.at_once;
 #pragma unroll 1
     for (int first = range.begin + (warp >> warps_of.shift);
          __any_sync(~0u, first - (warp >> warps_of.shift) < range.end); first += warps_of.at_once * stride) {
 #pragma unroll 1
         for (int i = 0; i < warps_of.at_once; i++)
             if (__any_sync(~0u, first + i * stride < range.end))
-                ask_for_parts(
-                    range, first + i * stride, own, step, count,
-                    JoinCopies(parts + (uint32_t)i * item_bytes, ends + (uint32_t)(i * JOIN_END_BYTES), lane),
-                    lane);
+                ask_for_parts(range, first + i * stride, own, step, count,
+                              JoinCopies<IN_24>(parts + (uint32_t)i * item_bytes,
+                                                ends + (uint32_t)(i * JOIN_END_BYTES), lane),
+                              lane);
         cp_async_commit();
         cp_async_wait<0>();
 #pragma unroll 1
         for (int i = 0; i < warps_of.at_once; i++) {
             const int item = first + i * stride;
             const bool there = __any_sync(~0u, item < range.end);
-            JoinSums sums = sum_of_parts(
-                there ? count : 0,
-                JoinCopies(parts + (uint32_t)i * item_bytes, ends + (uint32_t)(i * JOIN_END_BYTES), lane),
-                lane);
+            JoinSums sums = sum_of_parts(there ? count : 0,
+                                         JoinCopies<IN_24>(parts + (uint32_t)i * item_bytes,
+                                                           ends + (uint32_t)(i * JOIN_END_BYTES), lane),
+                                         lane);
             if (__any_sync(~0u, warps_of.shift > 0)) {
                 __syncwarp();
                 put_sums(sums, parts, of_row, lane);

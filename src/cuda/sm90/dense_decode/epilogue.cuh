@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The end of a split: stores rows to `out` or to the split's part. Where the CTAs with the parts of a request
- * join them (../latent/scheduler.cuh), a part has rows of fp16 (half_rows.cuh).
+ * join them (../latent/scheduler.cuh), a part has rows of fp16, or of 24 bits for fp16 results
+ * (half_rows.cuh).
  */
 #pragma once
 
@@ -81,11 +82,13 @@ DEVICE void store_part(const struct dense_decode_params &p, const Task &task, co
 /* ---- Parts that CTAs join ---------------------------------------------------------------------- */
 
 /* Stores half of the side's columns of the thread's first or second row to a part, and returns the two
- * powers of two by which they were scaled. Chunk h of 64 columns takes the pairs that the lane has of
- * every eight columns, from column 32 h on. */
-DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, float factor, bool stores)
+ * powers of two by which they were scaled, or zeros if they have 24 bits. Chunk h of 64 columns takes the
+ * pairs that the lane has of every eight columns, from column 32 h on. */
+template <typename Element>
+DEVICE float2 store_columns(uint16_t *to, uint8_t *bytes, const float (&o)[64], bool second, float factor,
+                            bool stores)
 {
-    float scale[2];
+    float scale[2] = {};
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         float x[16];
@@ -94,14 +97,18 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
             const int at = 32 * c + 4 * (e / 2) + e % 2;
             x[e] = second ? o[at + 2] : o[at];
         }
-        scale[c] = store_half_tile(to + HALF_ROW_TILE * c, x, factor, stores);
+        if constexpr (IN_24_BITS<Element>)
+            store_24_bit_tile(to + HALF_ROW_TILE * c, bytes + HALF_ROW_TILE * c, x, factor, stores);
+        else
+            scale[c] = store_half_tile(to + HALF_ROW_TILE * c, x, factor, stores);
     }
     return make_float2(scale[0], scale[1]);
 }
 
 /* Stores the warp's rows and columns to the split's part. `column`: the side's first. */
-DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
-                         const float (&right)[64], const float (&factor)[2], int tile_row, int column)
+template <typename Element>
+DEVICE void store_part_to_join(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
+                               const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
     /* Not unrolled: the code executes once, so one copy serves both rows. */
@@ -112,9 +119,11 @@ DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, 
         const float by = i ? factor[1] : factor[0];
         const int64_t at = part_row(p, task, row);
         uint16_t *const to = half_row(p.split, at) + column + 8 * (lane % 4);
-        const float2 low = store_halves(to, left, i == 1, by, stores),
-                     high = store_halves(to + 2 * HALF_ROW_TILE, right, i == 1, by, stores);
-        if (stores && lane % 4 == 0)
+        uint8_t *const bytes = third_bytes(p.split, at) + column + 16 * (lane % 4);
+        const float2 low = store_columns<Element>(to, bytes, left, i == 1, by, stores),
+                     high = store_columns<Element>(to + 2 * HALF_ROW_TILE, bytes + 2 * HALF_ROW_TILE, right,
+                                                   i == 1, by, stores);
+        if (!IN_24_BITS<Element> && stores && lane % 4 == 0)
             *(float4 *)(half_row_scales(p.split, at) + column / HALF_ROW_TILE) =
                 make_float4(low.x, low.y, high.x, high.y);
     }

@@ -251,7 +251,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         if constexpr (V::JOIN_IN_KERNEL) {
 #pragma unroll
             for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, end[i], my_row + 8 * i, stores_end);
-            store_halves(p.call, task(), left, right, factor, first_row, column);
+            store_part_to_join<Element>(p.call, task(), left, right, factor, first_row, column);
             return;
         }
         if (looks) mbarrier_wait(SHARED_AT(smem, second_full), 0);
@@ -326,8 +326,11 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         __syncwarp();
         run_split(WorkTile(p, shared.one, cta.kv_head, cta.tile * ROWS, ROWS));
         const JoinRange<true> range(p.call, shared.one, cta.kv_head, cta.tile * ROWS, ROWS);
-        join_range<Element, MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS>(
-            range, cta_group_barrier(p, cta, range.request), smem, WARPGROUP_THREADS, SPLIT_BARRIER);
+        constexpr int DEPTH = MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS;
+        static_assert(join_range_bytes<IN_24_BITS<Element>>(DEPTH) <= sizeof(SideTiles::keys),
+                      "it lies where the keys were");
+        join_range<Element, DEPTH>(range, cta_group_barrier(p, cta, range.request), smem, WARPGROUP_THREADS,
+                                   SPLIT_BARRIER);
     }
 };
 
