@@ -58,21 +58,45 @@ template <typename R> struct Epilogue {
 
     static DEVICE uint32_t pack(bool to_part, float low, float high)
     {
-        return to_part ? Fp16::pack(low, high) : Element::pack(low, high);
+        if constexpr (IN_24_BITS<Element>)
+            return to_part ? upper_halves_of(low, high) : Element::pack(low, high);
+        else
+            return to_part ? Fp16::pack(low, high) : Element::pack(low, high);
     }
 
-    /* Stores a row to `out`, or, scaled, to a part, from the side's first column on. One copy of the code
-     * serves both, and both rows, since a call executes it once. `scales`: of a part's row; NULL
-     * otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of V. */
-    static DEVICE void store_row(const Sums &o, uint16_t *to, bool to_part, float *scales, bool second,
-                                 float factor, bool empty, bool valid)
+    /* Stores the third bytes of 64 columns of a row if `stores`; `to`: of the lane's first. Those of columns c
+     * and c + 32 pass through the quad together. */
+    static DEVICE void store_third_bytes(const float (&x)[16], float factor, uint8_t *to, bool stores)
+    {
+        uint32_t words[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float *pair = x + 2 * e, *other = pair + 8;
+            words[e] = __byte_perm(two_third_bytes_of(pair[0] * factor, pair[1] * factor),
+                                   two_third_bytes_of(other[0] * factor, other[1] * factor), 0x5410);
+        }
+        const uint4 w = quad_gather_eight(words);
+        store_global_16(to,
+                        make_uint4(__byte_perm(w.x, w.y, 0x5410), __byte_perm(w.z, w.w, 0x5410),
+                                   __byte_perm(w.x, w.y, 0x7632), __byte_perm(w.z, w.w, 0x7632)),
+                        stores);
+    }
+
+    /* Stores a row to `out`, or, scaled or in 24 bits, to a part, from the side's first column on. One copy of
+     * the code serves both, and both rows, since a call executes it once. `scales`, `bytes`: of a part's row,
+     * which has one of them; NULL otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of
+     * V. */
+    static DEVICE void store_row(const Sums &o, uint16_t *to, bool to_part, float *scales, uint8_t *bytes,
+                                 bool second, float factor, bool empty, bool valid)
     {
         float tile_scale = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int tile = 0; tile < HALF_TILES; tile++) {
             float x[16], by = factor;
             take_row(x, o, tile, second);
-            if (__any_sync(~0u, to_part)) {
+            if (IN_24_BITS<Element>) {
+                store_third_bytes(x, factor, bytes + tile * LINE_ELEMENTS, to_part & valid);
+            } else if (__any_sync(~0u, to_part)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == tile) tile_scale = scale.down;
@@ -105,6 +129,7 @@ template <typename R> struct Epilogue {
         const RowCoord coord = {cta.token, head};
         const bool direct = __any_sync(~0u, part == DIRECT);
         float *scales = NULL;
+        uint8_t *bytes = NULL;
         uint16_t *to;
         if (direct) {
             const float lse = score_lse(-below, sum);
@@ -115,9 +140,12 @@ template <typename R> struct Epilogue {
             const int64_t part_row = part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
             if (stores_end) p.split.part_ends[part_row] = {-below, sum};
             to = half_row(p.split, part_row);
-            scales = half_row_scales(p.split, part_row) + column / HALF_ROW_TILE;
+            if constexpr (IN_24_BITS<Element>)
+                bytes = third_bytes(p.split, part_row) + column + 16 * (lane() % 4);
+            else
+                scales = half_row_scales(p.split, part_row) + column / HALF_ROW_TILE;
         }
-        store_row(o, to + column, !direct, scales, i == 1, factor, sum == 0.0f, valid);
+        store_row(o, to + column, !direct, scales, bytes, i == 1, factor, sum == 0.0f, valid);
     }
 
     DEVICE void end_split(const Sums &o, uint32_t parity)
