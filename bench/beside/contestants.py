@@ -209,8 +209,9 @@ class FlashAttention3:
         tensors = dict(q=x.q, cu_seqlens_q=x.ends)
         if x.used is None:
             tensors.update(k=x.k, v=x.v, cu_seqlens_k=x.ends_k)
-        else:  # of a batch whose requests have room for as many keys
+        else:  # a request's room is its only page
             tensors.update(zip("kv", (of.unflatten(0, (len(x.used), -1)) for of in (x.k, x.v))), seqused_k=x.used)
+            tensors["page_table"] = torch.arange(len(x.used), dtype=torch.int32).unsqueeze(1)
         if x.sink is not None:
             tensors["s_aux"] = x.sink.bfloat16()  # the only type that it takes
         options = dict(softmax_scale=x.scale, is_causal=x.causal, num_splits=self.splits_of_mha)

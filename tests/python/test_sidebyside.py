@@ -98,7 +98,7 @@ def test_rows_and_their_peers(script):
         "mha_chunk": {("mha_chunk", ("fa3_splits",)): 56},
         "mha_chunk_64": {("mha_chunk", ("fa3_splits",)): 19},
         "mha_mixed": {("mha_mixed", ("fa3", "fa3_splits", "fa4")): 6, ("mha_decode", ("fa3", "fa3_splits", "fa4")): 18},
-        "mha_sink": {("mha_sink", ("fa3", "fa3_splits")): 12},
+        "mha_sink": {("mha_sink", ("fa3", "fa3_splits")): 8},
         "mha_used": {("mha_used", ("fa3", "fa3_splits")): 9},
         "mha_short": {("mha_short", ("fa3", "fa4")): 12},
         "mha_256": {
@@ -505,14 +505,16 @@ class Operators3:
         import torch
 
         x = types.SimpleNamespace(**dict(zip(self.names, given, strict=True)))
-        assert x.is_causal and x.page_table is None and x.max_seqlen_q == int(x.cu_seqlens_q.diff().max())
+        assert x.is_causal and x.max_seqlen_q == int(x.cu_seqlens_q.diff().max())
+        assert (x.page_table is None) == (x.seqused_k is None)
         self.splits.add(x.num_splits)
         if x.seqused_k is None:
             assert x.max_seqlen_k == int(x.cu_seqlens_k.diff().max())
             keys = [slice(*span) for span in zip(x.cu_seqlens_k[:-1], x.cu_seqlens_k[1:])]
             pairs = [(x.k[span], x.v[span]) for span in keys]
-        else:  # a batch of four dimensions
+        else:  # a page a request
             assert x.cu_seqlens_k is None and x.max_seqlen_k == int(x.seqused_k.max())
+            assert x.page_table.tolist() == [[page] for page in range(len(x.k))]
             used = x.seqused_k if "seqused_k" in self.takes else x.seqused_k.new_full((len(x.k),), x.k.shape[1])
             pairs = [(k[:count], v[:count]) for k, v, count in zip(x.k, x.v, used)]
         assert x.s_aux is None or x.s_aux.dtype == torch.bfloat16
