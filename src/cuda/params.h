@@ -304,7 +304,7 @@ struct mha_forward_sm90_params {
     int32_t splits, blocks_of_split;
     int32_t most_splits, sms;
     int32_t part_rows; /* that there is room for; a request whose rows find none is not split */
-    int32_t gap;
+    int32_t few_rows;  /* the kernel is that of few rows, with blocks of MHA_SM90_FEW_KEYS */
     /* The rows of splits: of a request all of its first split, then all of its second; in a split by tile. */
     float *part_out;            /* [part_rows][d_v], divided by the sums */
     struct part_end *part_ends; /* [part_rows] */
@@ -435,6 +435,14 @@ enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2, DSINK_THREADS
 #define MHA_SM90_ROWS(d_qk)    ((d_qk) <= 96 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk)    ((d_qk) == 256 ? 80 : 128)
 #define MHA_SM90_THREADS(d_qk) (2 * MHA_SM90_ROWS(d_qk) + 128)
+/* The same of its kernels for few rows, of which MHA_SM90_FEW_CTAS share an SM. */
+#define MHA_SM90_FEW_KEYS(d_qk) ((d_qk) == 64 ? 128 : (d_qk) == 192 ? 64 : 80)
+enum {
+    MHA_SM90_FEW_ROWS = 64,
+    MHA_SM90_FEW_THREADS = 256,
+    MHA_SM90_FEW_BYTES = 108 * 1024,
+    MHA_SM90_FEW_CTAS = 2
+};
 enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4 };
 
 /* Parameters of the join, for dense and sparse decode. */

@@ -168,7 +168,7 @@ static void splits(void)
     }
 }
 
-/* By the batch all requests have splits of as many blocks: here 10 tiles in 13 splits each. Ragged requests are split
+/* By the batch all requests have splits of as many blocks: here 10 tiles in 26 splits each, for two CTAs an SM. Ragged requests are split
  * by themselves only if no request can have more tiles than there are SMs. */
 static void splits_of_a_batch(void)
 {
@@ -178,9 +178,9 @@ static void splits_of_a_batch(void)
     mha_forward_make(&c, &layout, gpu_number(0));
     c.args.batch_dependent = 1;
     struct mha_forward_sm90_params p;
-    RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192_splits|sm90_mha_forward_join_bf16_192");
+    RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192_few|sm90_mha_forward_join_bf16_192");
     p = PARAMS(mha_forward_sm90_params, launched(1));
-    CHECK_ALL({p.splits, 0}, {p.blocks_of_split, 40}, {p.most_splits, 13}, {p.part_rows, 13 * 5 * 3 * 8});
+    CHECK_ALL({p.splits, 0}, {p.blocks_of_split, 40}, {p.most_splits, 26}, {p.part_rows, 26 * 5 * 3 * 8});
     static const struct {
         int64_t max_s_q;
         bool split;
@@ -193,6 +193,55 @@ static void splits_of_a_batch(void)
              all[i].split ? "_splits|sm90_mha_forward_join_bf16_192" : "");
         p = PARAMS(mha_forward_sm90_params, launched(all[i].split));
         CHECK_ALL({p.splits, !all[i].split}, {p.blocks_of_split, 0}, {p.sms, fake->sms});
+    }
+}
+
+/* By the batch, calls of at most 64 rows of a key head take tiles of few rows, two CTAs an SM, where tiles of either kind
+ * are split. */
+static void few_rows(void)
+{
+    static const struct {
+        struct split_case of;
+        int64_t d_qk;
+        const char *suffix;
+    } all[] = {
+        {{1, 64, 8192, 16, 16, 1, 0, 0, 0}, 192, "_few"},
+        {{1, 65, 8192, 16, 16, 1, 0, 0, 0}, 192, "_splits"},
+        {{1, 16, 8192, 8, 2, 1, 0, 0, 0}, 192, "_few"},
+        {{1, 17, 8192, 8, 2, 1, 0, 0, 0}, 192, "_splits"},
+        {{9, 1, 8192, 12, 1, 1, 0, 0, 0}, 64, "_few"},
+        {{1, 1, 8192, 65, 1, 1, 0, 0, 0}, 64, "_few"},
+        {{4, 1, 8192, 16, 16, 1, 0, 0, 0}, 96, "_few"},
+        {{2, 1, 8192, 32, 4, 1, 0, 0, 0}, 128, "_few"},
+        {{1, 1, 8192, 16, 16, 1, 0, 0, 0}, 256, "_splits"},
+        {{1, 16, 8192, 8, 2, 0, 0, 0, 0}, 192, "_splits"},
+        {{1, 16, 8192, 8, 2, 1, 3, 0, 0}, 192, "_splits"},
+        {{1, 16, 256, 8, 2, 1, 0, 0, 0}, 192, ""},
+        {{1, 1, 8192, 128, 128, 1, 0, 0, 0}, 192, ""},
+    };
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        const struct split_case *const of = &all[i].of;
+        const int64_t d_qk = all[i].d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
+        struct mha_forward_call c;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = of->b, .s_q = of->s_q, .s_k = of->s_k, .h_q = of->h_q, .h_kv = of->h_kv,
+                     .d_qk = d_qk, .d_v = d_v, .has = HAS_LSE);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = of->batch_dependent, c.args.num_splits = of->num_splits;
+        char join[64] = "";
+        const bool split = *all[i].suffix, few = !strcmp(all[i].suffix, "_few");
+        if (split) snprintf(join, sizeof join, "|sm90_mha_forward_join_bf16_%d", (int)d_qk);
+        RUNS(mha_forward, &c, "sm90_mha_forward_bf16_%d%s%s", (int)d_qk, all[i].suffix, join);
+        const struct fake_launch *const launch = launched(split);
+        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
+        CHECK_EQ(p.few_rows, few);
+        if (!few) continue;
+        CHECK_ALL({p.tile_tokens, MHA_SM90_FEW_ROWS / p.heads_of_tile}, {p.part_rows > 0, 1},
+                  {passed_of(&p.q)->box[2], p.tile_tokens},
+                  {passed_of(&p.k)->box[1], MHA_SM90_FEW_KEYS(d_qk)},
+                  {passed_of(&p.v)->box[1], MHA_SM90_FEW_KEYS(d_qk)},
+                  {launch->config.grid_x <= 2 * (unsigned)fake->sms, 1},
+                  {launch->config.block_x, MHA_SM90_FEW_THREADS}, {p.sms, fake->sms});
     }
 }
 
@@ -882,11 +931,11 @@ static void gradients_of_hopper(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
-                         splits_of_a_batch, kernel_with_splits, any_batch, refused, out_of_single_tokens,
-                         tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80,
-                         splits_of_sm80_on_hopper, items_of_ragged_requests, no_request, gradients,
-                         wide_gradients, gradients_refused, shapes_of_99_kib, shapes_of_163_kib,
-                         shapes_of_227_kib, gradients_of_hopper, gradients_of_sinks, sinks_with_dlse, padding,
-                         padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
+    return RUN_SCENARIOS(
+        argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
+        splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused, out_of_single_tokens,
+        tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80, splits_of_sm80_on_hopper,
+        items_of_ragged_requests, no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
+        shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, gradients_of_sinks, sinks_with_dlse,
+        padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }

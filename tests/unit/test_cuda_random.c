@@ -393,7 +393,8 @@ static void judge_mha(size_t bytes)
         return;
     }
     const struct fake_launch *const launch = &fake->launch[0];
-    const bool hopper = !strncmp(launch->kernel, "sm90", 4), with = strstr(launch->kernel, "_splits");
+    const bool hopper = !strncmp(launch->kernel, "sm90", 4), few = strstr(launch->kernel, "_few"),
+               with = few || strstr(launch->kernel, "_splits");
     const bool portable = !strncmp(launch->kernel, "sm80", 4), padding = c->args.seqused_q,
                splits = hopper ? PARAMS(mha_forward_sm90_params, launch).part_rows : with;
     HOLDS(fake->launches == 1 + splits + padding && (with || !splits));
@@ -420,7 +421,9 @@ static void judge_mha(size_t bytes)
         return;
     }
     const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
-    const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
+    const int64_t rows = few ? MHA_SM90_FEW_ROWS : MHA_SM90_ROWS(p.call.d_qk),
+                  slots = fake->sms * (few ? MHA_SM90_FEW_CTAS : 1);
+    HOLDS(p.few_rows == few && (!few || (splits && p.call.d_qk <= 192)));
     check_passed_map(&passed, &p.q, "q", true), check_passed_map(&passed, &p.k, "k", false);
     check_passed_map(&passed, &p.v, "v", false);
     HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
@@ -431,10 +434,10 @@ static void judge_mha(size_t bytes)
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
     HOLDS(p.units_of_key_head * p.heads_of_tile == h_q / h_kv && p.cached_keys > 0);
-    HOLDS(launch->config.grid_x >= 1 && launch->config.grid_x <= sms &&
+    HOLDS(launch->config.grid_x >= 1 && launch->config.grid_x <= slots &&
           (p.tile_counters || launch->config.grid_x * rows * p.tile_tokens >= tokens));
     HOLDS(!p.tile_counters ||
-          ((void *)p.tile_counters == workspace && p.ticket && launch->config.grid_x == sms));
+          ((void *)p.tile_counters == workspace && p.ticket && launch->config.grid_x == slots));
 }
 
 /* ---- Operations with a workspace ---------------------------------------------------------------- */

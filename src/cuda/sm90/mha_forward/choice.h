@@ -13,17 +13,8 @@
  * that violates it. */
 const char *sm90_mha_forward_refuses(const struct attention_problem *problem, const char **argument);
 
-/* Returns the query heads per tile: all heads of a key head where tiles of a single head's rows would be
- * more, else 1. */
-int32_t sm90_mha_forward_heads(const struct attention_problem *problem);
-
-/* Returns the tokens per tile. */
-int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
-
-/* Returns an upper bound of the number of tiles for ragged requests of any lengths. */
-int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
-
-/* `sms`: of the device. */
+/* Returns tiles and blocks of the kernel that the call takes: by the batch, where no request has more than
+ * MHA_SM90_FEW_ROWS rows of a key head and splitting keys pays, those of few rows. `sms`: of the device. */
 struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *problem, int32_t sms);
 
 /* Returns whether a call that is not split takes the kernel with splits nevertheless: with lengths in use of tokens,
@@ -32,10 +23,12 @@ struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *proble
 bool sm90_mha_forward_takes_splits_kernel(const struct attention_problem *problem, int32_t sms);
 
 /* Returns the TMA view of q: a box is the rows of a tile by 64 columns. */
-struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *problem);
+struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *problem,
+                                           const struct mha_tiling *tiling);
 
 /* Returns the TMA view of K or V: a box is a block of keys of one head and all `d` columns. */
 struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *problem,
-                                             const struct key_view *view, int64_t d);
+                                             const struct mha_tiling *tiling, const struct key_view *view,
+                                             int64_t d);
 
 #endif

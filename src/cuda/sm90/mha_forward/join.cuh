@@ -25,7 +25,8 @@ DEVICE void join_row(const mha_forward_sm90_params &p, const TileRows &tile, con
 /* Rows are numbered by tile; a tile has tile_rows of them. */
 template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forward_sm90_params &p)
 {
-    using Window = RequestWindow<MHA_SM90_ROWS(D_QK), MHA_SM90_KEYS(D_QK), Numbers::SPLIT_TILES>;
+    using Window = RequestWindow<MHA_SM90_ROWS(D_QK), MHA_SM90_KEYS(D_QK), Numbers::SPLIT_TILES, false,
+                                 MHA_SM90_FEW_KEYS(D_QK)>;
     __shared__ __align__(16) unsigned char windows[MHA_JOIN_WARPS][Window::BYTES + sizeof(WorkTile)];
     const int warp = (int)threadIdx.x / 32;
     const uint32_t window = (uint32_t)__cvta_generic_to_shared(windows[warp]), tile = window + Window::BYTES;

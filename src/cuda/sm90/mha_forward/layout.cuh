@@ -11,6 +11,13 @@
  *    96/64   192    128     3         1        O 32 + S 64 + P 32, of 160      217
  *   64/64    192    128     4         2        the same                        201
  *
+ * Of few rows, of which two CTAs share an SM; a consumer has 216 registers:
+ *
+ *   192/128   64     64     2         1        O 64 + S 32 + P 16              105 KiB a CTA
+ *   128/128   64     80     2         1        O 64 + S 40 + P 20              98
+ *    96/64    64     80     3         1        O 32 + S 40 + P 20              107
+ *   64/64     64    128     3         1        O 32 + S 64 + P 32              105
+ *
  * Tiles of 96 columns are two of 64 that overlap: columns 0 … 63 and 32 … 95.
  */
 #pragma once
@@ -74,35 +81,42 @@ DEVICE TilePart load_tile_part(uint32_t tile)
     return {(int)words.x, (int)words.y, (int)words.z, (int)words.w};
 }
 
-/* SPLITS_: the keys of some tiles are split. */
-template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
+/* What a kernel takes: whole tiles; also tiles whose keys are split; or those, of few rows. */
+enum class Tiles { WHOLE, SPLIT, FEW_ROWS };
+
+template <int D_QK_, int D_V_, Tiles TILES> struct MhaLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
-    static constexpr bool SPLITS = SPLITS_;
-    static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
-    static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
-                         THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int KV_STAGES = D_QK == 64   ? 4
+    static constexpr bool SPLITS = TILES != Tiles::WHOLE, FEW_ROWS = TILES == Tiles::FEW_ROWS;
+    static constexpr int KEYS = FEW_ROWS ? MHA_SM90_FEW_KEYS(D_QK_) : MHA_SM90_KEYS(D_QK_),
+                         ROWS = FEW_ROWS ? MHA_SM90_FEW_ROWS : MHA_SM90_ROWS(D_QK_),
+                         CTAS = FEW_ROWS ? MHA_SM90_FEW_CTAS : 1; /* of an SM */
+    static constexpr int CONSUMERS = ROWS / 64, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
+    static constexpr int KV_STAGES = D_QK == 64   ? 4 - FEW_ROWS
                                      : D_QK == 96 ? 3
                                                   : 2,
-                         Q_STAGES = D_QK == 64 || D_QK == 128 ? 2 : 1;
+                         Q_STAGES = !FEW_ROWS && (D_QK == 64 || D_QK == 128) ? 2 : 1;
     /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
      * registers. */
     static constexpr int EARLY_WEIGHTS = D_V == 64 ? 20 : D_V == 256 ? 12 : 16;
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
     static constexpr bool TESTS_EARLY = D_V == 64;
-    static constexpr bool STAGES_OUT = D_V != 256; /* out is written through shared memory */
+    /* A single request is looked at by a shorter path. Not at 128/128, where the order of products of long calls loses 1 % by
+     * the other code beside them. */
+    static constexpr bool ONE_APART = SPLITS && (FEW_ROWS || D_QK != 128);
+    static constexpr bool STAGES_OUT = D_V != 256 && !FEW_ROWS; /* out is written through shared memory */
     /* Consumers issue wgmma in order, and rows may have a sink. Either costs the kernel without splits at 128/128 some 3 %,
      * even if a branch skips it; calls that want one of them take the kernel with splits (choice.c). */
-    static constexpr bool IS_ORDERED = D_QK != 128 || SPLITS, HAS_SINKS = IS_ORDERED;
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32
-                                              : D_V == 256   ? 40
-                                                             : 56,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160
-                                              : D_V == 256   ? 232
-                                                             : 224;
+    static constexpr bool HAS_SINKS = D_QK != 128 || SPLITS, IS_ORDERED = HAS_SINKS && !FEW_ROWS;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3           ? 32
+                                              : D_V == 256 || FEW_ROWS ? 40
+                                                                       : 56,
+                         CONSUMER_REGISTERS = FEW_ROWS         ? 216
+                                              : CONSUMERS == 3 ? 160
+                                              : D_V == 256     ? 232
+                                                               : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
-                      (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
+                      (CONSUMERS + 1) * (65536 / CTAS / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
 
     static constexpr int QK_TILES = (D_QK + 63) / 64, V_TILES = D_V / 64;
@@ -134,7 +148,7 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
                               OUT_ROWS = D_V == 64 ? 16 : 8, /* rows a warp writes at a time */
         OUT_BYTES_OF_WARP = STAGES_OUT ? OUT_ROWS * D_V * 2 : 0;
     static constexpr uint32_t BYTES = OUT_AT + 4 * CONSUMERS * OUT_BYTES_OF_WARP;
-    static_assert(BYTES <= 227 * 1024, "it fits");
+    static_assert(BYTES <= (FEW_ROWS ? MHA_SM90_FEW_BYTES : 227 * 1024), "it fits");
 
     uint32_t smem; /* the address at which shared memory begins */
 

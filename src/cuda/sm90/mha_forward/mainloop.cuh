@@ -2,11 +2,11 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md): the kernel, and the mainloop of its consumers.
  *
- *   CTA                        persistent, one per SM; the first tile is its own, the next ones it draws
+ *   CTA                        persistent, one per SM, two of few rows; the first tile is its own, the next it draws
  *     warpgroup 0              producers: warp 0 draws tiles from a counter in global memory, when few blocks
  *                              are left to load (scheduler.cuh), warp 1 loads Q and K, warp 2 V, by TMA
  *                              (producer.cuh)
- *     the others               2 consumers, 3 at 96/64 and 64/64 (layout.cuh), 64 rows of the tile each:
+ *     the others               2 consumers, 3 at 96/64 and 64/64, 1 of few rows (layout.cuh), 64 rows of the tile each:
  *
  *       wgmma    | S = Q Kᵀ of block n - 1 |     O += P V of block n      |                  | S of n - 2 …
  *       warps    |        (wait)           | P of n - 1 from S, its start | the rest of P    |
@@ -464,6 +464,8 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
 
 } // namespace mha_forward
 
-#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, SPLITS)                                                 \
-    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (mha_forward::MhaLayout<D_QK, D_V, SPLITS>::THREADS, 1),    \
-                  mha_forward::kernel<ELEMENT, mha_forward::MhaLayout<D_QK, D_V, SPLITS>>(p))
+/* TILES: of enum class Tiles. */
+#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, TILES)                                                  \
+    using NAME##_layout = mha_forward::MhaLayout<D_QK, D_V, mha_forward::Tiles::TILES>;                      \
+    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (NAME##_layout::THREADS, NAME##_layout::CTAS),              \
+                  mha_forward::kernel<ELEMENT, NAME##_layout>(p))

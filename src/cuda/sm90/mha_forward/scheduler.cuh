@@ -38,7 +38,7 @@ enum class Numbers { TILES, SPLITS, SPLIT_TILES };
 
 /* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
  * first + i. */
-template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
+template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = KEYS> struct RequestWindow {
     static constexpr bool HAS_SPLITS = NUMBERS != Numbers::TILES;
     enum {
         FIRST_TILES_AT = 32 * 16,
@@ -55,8 +55,47 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
 
     DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
     {
-        if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
-        fill();
+        if constexpr (ONE) {
+            fill_one();
+        } else {
+            if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
+            fill();
+        }
+    }
+
+    /* Fills the window of a single request, without sums over lanes: with cold code every instruction before the first
+     * tile delays a short call. */
+    DEVICE void fill_one()
+    {
+        const mha_forward_params &call = p.call;
+        const uint32_t lane = fresh_thread() % 32;
+        int q = 0, k = 0, tokens = call.s_q, keys = call.s_k;
+        if (call.starts_q) { /* lanes 0 and 1 look at q's, 2 and 3 at k's */
+            const int start = (lane & 2 ? call.starts_k : call.starts_q)[lane & 1],
+                      within = min(max(start, 0), lane & 2 ? call.tokens_k : call.tokens_q);
+            q = __shfl_sync(~0u, within, 0), k = __shfl_sync(~0u, within, 2);
+            tokens = max(__shfl_sync(~0u, within, 1) - q, 0), keys = max(__shfl_sync(~0u, within, 3) - k, 0);
+        }
+        tokens = length_in_use(call.used_q, 0, tokens), keys = length_in_use(call.used_k, 0, keys);
+        store_shared_16(window, make_uint4(q, tokens, k, keys));
+        int splits = p.splits ? p.splits : splits_of_batch(blocks_of(keys));
+        if ((int64_t)tokens * call.h_q * splits > min(p.part_rows, MHA_MOST_PART_ROWS_OF_REQUEST)) splits = 1;
+        end = numbers_of(tiles_of_head(tokens) * p.units, splits);
+        store_shared_8(window + SPLITS_AT, (uint32_t)splits, 0);
+        __syncwarp();
+    }
+
+    /* Returns the splits of a tile of `blocks` key blocks by the batch. */
+    DEVICE int splits_of_batch(int blocks) const
+    {
+        return max(min(mha_ceil_div(blocks, p.blocks_of_split), p.most_splits), 1);
+    }
+
+    /* Returns how many numbers a request's `tiles` have. */
+    static DEVICE int numbers_of(int tiles, int splits)
+    {
+        if constexpr (NUMBERS == Numbers::SPLIT_TILES) return splits > 1 ? tiles : 0;
+        return tiles * splits;
     }
 
     /* Fills the window. A start is clamped to at least the starts before it and at most the number of
@@ -92,9 +131,9 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         if constexpr (HAS_SPLITS) {
             __syncwarp();
             store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
-            const int blocks = (keys + KEYS - 1) / KEYS;
+            const int blocks = blocks_of(keys);
             splits = p.splits            ? p.splits
-                     : p.blocks_of_split ? max(min(mha_ceil_div(blocks, p.blocks_of_split), p.most_splits), 1)
+                     : p.blocks_of_split ? splits_of_batch(blocks)
                                          : mha_splits(mha_tiles_alone(tokens, ROWS, call.h_kv, call.group),
                                                       blocks, p.sms, p.most_splits, false);
             if ((int64_t)tokens * call.h_q * splits > MHA_MOST_PART_ROWS_OF_REQUEST) splits = 1;
@@ -106,16 +145,19 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
                            (uint32_t)(up_to - part_rows));
             if (lane == 31) store_shared_4(window + PART_ROWS_AT, (uint32_t)min(up_to, p.part_rows));
         }
-        const int tiles = NUMBERS != Numbers::SPLIT_TILES ? rows * splits
-                          : splits > 1                    ? rows
-                                                          : 0,
-                  up_to = warp_inclusive_sum(tiles);
+        const int tiles = numbers_of(rows, splits), up_to = warp_inclusive_sum(tiles);
         __syncwarp();
         if constexpr (!HAS_SPLITS)
             store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
         store_shared_4(window + FIRST_TILES_AT + (uint32_t)lane * 4, end + up_to - tiles);
         end += __shfl_sync(~0u, up_to, 31);
         __syncwarp();
+    }
+
+    /* Returns the blocks of a request's keys. The join is one for both kernels with splits. */
+    DEVICE int blocks_of(int keys) const
+    {
+        return FEW_KEYS != KEYS && p.few_rows ? (keys + FEW_KEYS - 1) / FEW_KEYS : (keys + KEYS - 1) / KEYS;
     }
 
     /* Returns the tiles of a request's tokens, of one head or set of heads. */
@@ -127,11 +169,14 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
     /* Returns whether no CTA has a second tile; false also if there are more requests than a window has. */
     DEVICE bool all_have_one_tile() const { return p.call.b <= 32 && end <= (int)gridDim.x; }
 
+    /* Returns a / b; of a single request by few instructions, if a is not too large. */
+    static DEVICE int divide(int a, int b) { return ONE && a <= MHA_LARGEST_DIVIDED ? mha_div(a, b) : a / b; }
+
     /* Returns a split's share of the key blocks of a tile. The first splits have at most one block more than the
      * others. */
     static DEVICE TileKeys keys_of_split(const TileKeys &kv, int split, int splits)
     {
-        const int least = kv.blocks / splits, larger = kv.blocks - least * splits,
+        const int least = divide(kv.blocks, splits), larger = kv.blocks - least * splits,
                   begin = split * least + min(split, larger), end = begin + least + (split < larger),
                   passed = begin * KEYS;
         return {min(kv.keys, end * KEYS) - passed, kv.visible - passed, end - begin, kv.first_key + passed};
@@ -180,13 +225,16 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
     {
         for (; end <= i; fill()) {
             first += 32;
-            if (first < p.call.b) continue;
+            if (!ONE && first < p.call.b) continue;
             store_shared_4(tile + offsetof(WorkTile, kv.blocks), ~0u);
             return -1;
         }
-        const int first_tile = (int)load_shared_4(window + FIRST_TILES_AT + fresh_thread() % 32 * 4);
-        const int at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1;
-        int within = i - __shfl_sync(~0u, first_tile, at);
+        int at = 0, within = i;
+        if constexpr (!ONE) {
+            const int first_tile = (int)load_shared_4(window + FIRST_TILES_AT + fresh_thread() % 32 * 4);
+            at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1;
+            within -= __shfl_sync(~0u, first_tile, at);
+        }
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
         const int tokens = (int)request.y, keys = (int)request.w;
         const int of_request = tiles_of_head(tokens);
@@ -197,7 +245,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
             splits = (int)words.x;
             if (splits > 1) {
                 const int tiles = of_request * p.units;
-                split = within / tiles, within -= split * tiles;
+                split = divide(within, tiles), within -= split * tiles;
                 part_row = (int)words.y + split * tokens * p.call.h_q;
             }
         }
