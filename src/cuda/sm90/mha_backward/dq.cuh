@@ -41,11 +41,11 @@ template <typename Element, typename Layout> struct DqProducer {
     const Layout l;
     const int producer; /* index of its part of the columns */
 
-    /* Issues dQ of tile `n`, whose dS is complete. */
-    DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
+    /* Issues dQ of tile `n`, whose dS is complete, with the keys of stage `key_stage`. */
+    DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n, int key_stage = 0) const
     {
         const uint32_t ds = l.ds((int)(n % 2)),
-                       k = l.k() +
+                       k = l.k(key_stage) +
                            (uint32_t)producer * (Layout::DQ_COLUMNS / Layout::K_COLUMNS * Layout::K_TILE);
 #pragma unroll
         for (int i = 0; i < Layout::KEYS / 16; i++)
@@ -100,8 +100,9 @@ template <typename Element, typename Layout> struct DqProducer {
             mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
             const int tiles = load_uniform(work + offsetof(WorkTile, q.tiles));
             if (tiles < 0) break;
+            const int key_stage = l.key_stage(work_stage.index);
             if (tiles)
-                mbarrier_wait(l.barrier(Layout::K_FULL),
+                mbarrier_wait(l.barrier(Layout::K_FULL, key_stage),
                               (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase)));
             RowTiles<Layout> t;
             t.begin(p, work);
@@ -111,7 +112,7 @@ template <typename Element, typename Layout> struct DqProducer {
                     mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * i, (int)(n % 2)), n / 2 % 2);
                 fence_async_shared();
                 wgmma_fence();
-                issue(dq, n);
+                issue(dq, n, key_stage);
                 const int row_tile = t.index;
                 const uint32_t order = dq_order(p, t, work);
                 more = t.advance(p, work);
@@ -122,7 +123,8 @@ template <typename Element, typename Layout> struct DqProducer {
                 store(n, row_tile, order, dq);
             }
             if (tiles)
-                mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(Layout::KEYS_EMPTY));
+                mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0,
+                                   l.barrier(Layout::KEYS_EMPTY, key_stage));
             __syncwarp();
             mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         }

@@ -119,6 +119,7 @@ template <typename Element, typename Layout> struct Gradient {
     const uint32_t stats_at; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
     const uint32_t ds_at;    /* byte offset at which it stores dS in a tile of dS */
     uint32_t n = 0;          /* tile counter; selects the stages of Q, dO and dS, and their parities */
+    int key_stage = 0;       /* of K and V of the work tile */
 
     static DEVICE int ds_stage(uint32_t n) { return (int)(n % 2); }
     static DEVICE uint32_t ds_parity(uint32_t n) { return n / 2 % 2; }
@@ -148,7 +149,7 @@ template <typename Element, typename Layout> struct Gradient {
     /* Returns the address of this consumer's keys. */
     DEVICE uint32_t own_keys() const
     {
-        return l.in_descriptor(l.k()) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE;
+        return l.in_descriptor(l.k(key_stage)) + (uint32_t)(group * Layout::KEY_STEP) * Layout::K_LINE;
     }
 
     /* Return the descriptors of columns 16 i … 16 i + 15 of the keys at `k`, and of the tile of Q at `q`. */
@@ -167,7 +168,8 @@ template <typename Element, typename Layout> struct Gradient {
      * memory. */
     DEVICE void load_keys(uint32_t (&to)[HELD_STEPS][4]) const
     {
-        const uint32_t at = l.k() + (Layout::K_SWIZZLE == SWIZZLE_128 ? ds_at : key_in_short_lines());
+        const uint32_t at =
+            l.k(key_stage) + (Layout::K_SWIZZLE == SWIZZLE_128 ? ds_at : key_in_short_lines());
 #pragma unroll
         for (int i = 0; i < HELD_STEPS; i++)
             ldmatrix_x4(to[i], (at + (uint32_t)(i / Layout::K_STEPS) * Layout::K_TILE) ^
@@ -197,7 +199,8 @@ template <typename Element, typename Layout> struct Gradient {
 
     DEVICE void issue_dp(float (&dp)[SCORES], uint32_t n) const
     {
-        const uint32_t v = l.in_descriptor(l.v()) + (uint32_t)(group * Layout::KEY_STEP) * LINE_BYTES,
+        const uint32_t v = l.in_descriptor(l.v(key_stage)) +
+                           (uint32_t)(group * Layout::KEY_STEP) * LINE_BYTES,
                        dout = l.in_descriptor(l.dout(dout_stage(n)));
 #pragma unroll
         for (int i = 0; i < D_V / 16; i++)

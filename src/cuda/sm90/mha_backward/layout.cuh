@@ -11,7 +11,7 @@
  *   192/128                            96  64  32         0   16 + 16      -   48, after S    226 KiB
  *   128/128                            64  64  32         32  16           -   64, after S    226
  *    96/64                             48  32  32         32  16           16  48, before S   203
- *   64/64                              32  32  32         32  16           16  of its own     163
+ *   64/64                              32  32  32         32  16           16  of its own     195
  */
 #pragma once
 
@@ -79,8 +79,10 @@ template <typename Layout> struct Addresses {
     {
         return smem + Layout::BARRIERS_AT + 8u * (uint32_t)(first + i);
     }
-    DEVICE uint32_t k() const { return smem; }
-    DEVICE uint32_t v() const { return smem + Layout::V_AT; }
+    DEVICE uint32_t k(int stage = 0) const { return smem + (uint32_t)stage * Layout::K_BYTES; }
+    DEVICE uint32_t v(int stage = 0) const { return smem + Layout::V_AT + (uint32_t)stage * Layout::V_BYTES; }
+    /* The stage of K and V of a work tile is that of the work tile, if there are as many. */
+    static DEVICE int key_stage(int work_stage) { return Layout::KEY_STAGES == 1 ? 0 : work_stage; }
     DEVICE uint32_t q(int stage) const { return smem + Layout::Q_AT + (uint32_t)stage * Layout::Q_BYTES; }
     DEVICE uint32_t dout(int stage) const
     {
@@ -113,7 +115,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
     static constexpr int WARPGROUPS = CONSUMERS + (DQ_BY == DQ_BY_OWN_WARPGROUP ? 2 : 1),
                          THREADS = WARPGROUP_THREADS * WARPGROUPS;
     static constexpr int Q_STAGES = D_QK <= 96 ? 4 : 2,
-                         DO_STAGES = D_QK == 192 ? 1 : Q_STAGES; /* of Q; of dO */
+                         DO_STAGES = D_QK == 192 ? 1 : Q_STAGES;    /* of Q; of dO */
+    static constexpr int KEY_STAGES = D_QK == 64 ? WORK_STAGES : 1; /* of K and V */
     /* Where registers suffice, dP is issued together with S, so that the exponentials hide half of it, and dK
      * together with dV, with dS from registers. */
     static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192;
@@ -143,16 +146,17 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
                               DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
                               DQ_BYTES = DQ_OF_PRODUCER * 4, STATS_BYTES = 2 * ROWS * 4;
-    static constexpr uint32_t V_AT = K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + Q_STAGES * Q_BYTES,
-                              DS_AT = DO_AT + DO_STAGES * DO_BYTES, DQ_AT = DS_AT + 2 * DS_BYTES,
-                              STATS_AT = DQ_AT + 2 * DQ_BYTES, WORK_AT = STATS_AT + Q_STAGES * STATS_BYTES,
+    static constexpr uint32_t V_AT = KEY_STAGES * K_BYTES, Q_AT = V_AT + KEY_STAGES * V_BYTES,
+                              DO_AT = Q_AT + Q_STAGES * Q_BYTES, DS_AT = DO_AT + DO_STAGES * DO_BYTES,
+                              DQ_AT = DS_AT + 2 * DS_BYTES, STATS_AT = DQ_AT + 2 * DQ_BYTES,
+                              WORK_AT = STATS_AT + Q_STAGES * STATS_BYTES,
                               DQ_TILES_AT = WORK_AT + WORK_STAGES * sizeof(WorkTile),
                               BARRIERS_AT = DQ_TILES_AT + 2 * 8;
     enum {
         K_FULL,
-        V_FULL,
-        KEYS_EMPTY,
-        RAW, /* data to be cleared before it counts as full */
+        V_FULL = K_FULL + KEY_STAGES,
+        KEYS_EMPTY = V_FULL + KEY_STAGES,
+        RAW = KEYS_EMPTY + KEY_STAGES, /* data to be cleared before it counts as full */
         Q_FULL,
         Q_EMPTY = Q_FULL + Q_STAGES,
         DO_FULL = Q_EMPTY + Q_STAGES,
@@ -182,8 +186,10 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
     /* Called by one thread. */
     DEVICE void init_barriers() const
     {
-        mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
-        mbarrier_init(barrier(KEYS_EMPTY), WARPGROUPS - 1), mbarrier_init(barrier(RAW), 1);
+        for (int i = 0; i < KEY_STAGES; i++)
+            mbarrier_init(barrier(K_FULL, i), 1), mbarrier_init(barrier(V_FULL, i), 1),
+                mbarrier_init(barrier(KEYS_EMPTY, i), WARPGROUPS - 1);
+        mbarrier_init(barrier(RAW), 1);
         for (int i = 0; i < Q_STAGES; i++) {
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
         }

@@ -41,7 +41,7 @@ namespace mha_backward {
 template <typename Element, typename Layout> struct Consumer : Gradient<Element, Layout> {
     using Base = Gradient<Element, Layout>;
     using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::HELD_STEPS, Base::p, Base::l,
-        Base::group, Base::n, Base::ds_stage, Base::ds_parity, Base::q_stage, Base::q_parity,
+        Base::group, Base::n, Base::key_stage, Base::ds_stage, Base::ds_parity, Base::q_stage, Base::q_parity,
         Base::dout_stage;
 
     Ring<WORK_STAGES> work_stage;
@@ -334,8 +334,9 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         if (tiles) {
             const uint32_t phase =
                 (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, q.phase));
-            mbarrier_wait(l.barrier(Layout::K_FULL), phase);
-            mbarrier_wait(l.barrier(Layout::V_FULL), phase);
+            key_stage = l.key_stage(work_stage.index);
+            mbarrier_wait(l.barrier(Layout::K_FULL, key_stage), phase);
+            mbarrier_wait(l.barrier(Layout::V_FULL, key_stage), phase);
             if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP)
                 mainloop_with_dq_warpgroup(l.work(work_stage.index), dk, dv);
             else if constexpr (Layout::DQ_BY == DQ_BY_ALTERNATE_TILES && Layout::S_EARLY)
@@ -344,7 +345,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
                 mainloop_with_alternate_dq(l.work(work_stage.index), dk, dv);
             else
                 mainloop_with_half_dq(l.work(work_stage.index), dk, dv);
-            consumer_release(Layout::KEYS_EMPTY);
+            consumer_release(Layout::KEYS_EMPTY, key_stage);
         }
         const HeadSums heads = head_sums(p, l.work(work_stage.index), group, Layout::CONSUMERS, D_QK + D_V);
         heads.wait_for_heads_before();

@@ -24,7 +24,7 @@ template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>
     static constexpr DqBy DQ_BY = DQ_BY_HALVES;
     static constexpr int DQ_PRODUCERS = MHA_BACKWARD_SM90_DQ_PARTS(256); /* per tile */
     static constexpr int WARPGROUPS = CONSUMERS + 1, THREADS = WARPGROUP_THREADS * WARPGROUPS;
-    static constexpr int Q_STAGES = 2, DO_STAGES = 1;
+    static constexpr int Q_STAGES = 2, DO_STAGES = 1, KEY_STAGES = 1;
     static constexpr int DELTA_EARLY = 4;
     static constexpr bool KEEPS_P = false; /* the consumer that computes dS gets P in fp16 */
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;

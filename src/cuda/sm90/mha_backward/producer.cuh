@@ -24,7 +24,8 @@ template <typename Layout> struct Producer {
     Ring<Layout::Q_STAGES> q_stage;
     Ring<Layout::DO_STAGES> dout_stage;
     Ring<WORK_STAGES> work_stage;
-    uint32_t keys_parity = 1, raw_parity = 0, next_parity = 0;
+    uint32_t keys_parities = (1u << Layout::KEY_STAGES) - 1, /* of KEYS_EMPTY, a bit a stage */
+        raw_parity = 0, next_parity = 0;
 
     /* Returns which CTA of those that share a work tile this is. */
     static DEVICE int rank() { return Layout::CTAS == 1 ? 0 : cluster_rank(); }
@@ -90,17 +91,22 @@ template <typename Layout> struct Producer {
              });
     }
 
-    DEVICE void load_keys(const Request &r, int head, int block)
+    DEVICE uint32_t keys_parity(int stage) const
+    {
+        return Layout::KEY_STAGES == 1 ? keys_parities : keys_parities >> stage & 1;
+    }
+
+    DEVICE void load_keys(const Request &r, int head, int block, int stage)
     {
         constexpr int TILES = Layout::D_QK / Layout::K_COLUMNS;
         const int first = block * KEYS + rank() * Layout::CTA_KEYS, key = r.key + first,
                   used = keys_from(r, first), request = p.call.starts_q ? 0 : r.index;
-        mbarrier_wait(l.barrier(Layout::KEYS_EMPTY), keys_parity);
-        keys_parity ^= 1;
-        load_k(l.barrier(Layout::K_FULL), l.k(), key, head, request, used, 0, TILES);
-        fill(l.barrier(Layout::V_FULL), Layout::V_BYTES, l.v(), Layout::V_TILE, LINE_BYTES, Layout::D_V / 64,
-             used, Layout::CTA_KEYS, [&](uint32_t barrier) {
-                 tma_load(l.v(), &p.v, barrier, {0, key, head, 0, request});
+        mbarrier_wait(l.barrier(Layout::KEYS_EMPTY, stage), keys_parity(stage));
+        keys_parities ^= 1u << stage;
+        load_k(l.barrier(Layout::K_FULL, stage), l.k(stage), key, head, request, used, 0, TILES);
+        fill(l.barrier(Layout::V_FULL, stage), Layout::V_BYTES, l.v(stage), Layout::V_TILE, LINE_BYTES,
+             Layout::D_V / 64, used, Layout::CTA_KEYS, [&](uint32_t barrier) {
+                 tma_load(l.v(stage), &p.v, barrier, {0, key, head, 0, request});
              });
         if constexpr (Layout::CTAS > 1) {
             const int other = block * KEYS + (1 - rank()) * Layout::CTA_KEYS;
@@ -140,14 +146,17 @@ template <typename Layout> struct Producer {
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
-        const int first_key = block * KEYS + rank() * Layout::CTA_KEYS;
+        const int first_key = block * KEYS + rank() * Layout::CTA_KEYS,
+                  key_stage = l.key_stage(work_stage.index);
         publish({r.key + first_key, keys_from(r, first_key), p.call.starts_q ? 0u : (uint32_t)r.index,
                  (uint32_t)b.key_head},
-                {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1}, start,
+                {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity(key_stage) ^ 1}, start,
                 p.call.causal ? blocks - 1 - block : block, head, r.key_block + block);
         if (!tiles) return;
+        /* The second stage of keys is empty. The only one is not before the last rows have been read: rows first. */
+        if constexpr (Layout::KEY_STAGES > 1) load_keys(r, b.key_head, block, key_stage);
         load_rows(r, head, first + start);
-        load_keys(r, b.key_head, block);
+        if constexpr (Layout::KEY_STAGES == 1) load_keys(r, b.key_head, block, key_stage);
 #pragma unroll 1
         for (int h = head; h < head + p.work_heads; h++) {
 #pragma unroll 1
