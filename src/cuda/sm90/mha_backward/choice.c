@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../attention.h"
+
 #include "../../variants.h"
 
-enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */ };
+enum {
+    MOST_BLOCKS = 65536, /* CTAs: they take numbers past the last work tile */
+    MOST_GROUPED = 128   /* key blocks that all groups processed at the same time have; an H200 has 132 SMs */
+};
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
@@ -11,6 +16,25 @@ struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
         MHA_BACKWARD_SM90_ROWS(p->d_qk), MHA_BACKWARD_SM90_KEYS(p->d_qk), MHA_BACKWARD_SM90_DQ_PARTS(p->d_qk),
         p->causal ? 1 : (int32_t)(p->h_q / p->h_kv),
         p->causal ? 4 * MHA_BACKWARD_CONSUMERS * MHA_BACKWARD_SM90_CTAS(p->d_qk) : 0};
+}
+
+int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms)
+{
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk));
+    int32_t group = MOST_GROUPED / 4;
+    if (!p->deterministic || p->causal || !MHA_BACKWARD_SM90_SPREADS(p->d_qk)) return 1;
+    /* A group waits for the one before it of the same head: all heads of a set should have as many. */
+    while (group < MOST_GROUPED && group < blocks && p->h_kv % (MOST_GROUPED / group)) group *= 2;
+    return group <= sms ? group : 1;
+}
+
+int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
+{
+    const int32_t group = sm90_mha_backward_group(p, sms);
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
+                  heads = sms / (blocks < group ? (blocks ? blocks : 1) : group);
+    if (group == 1) return backward_heads(p, sm90_mha_backward_tiles(p), sms);
+    return (int32_t)(heads < p->h_kv ? heads : p->h_kv);
 }
 
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,

@@ -15,6 +15,14 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p);
 
+/* Returns how many key blocks of a head begin at different tiles of rows, and are therefore processed at the same time, if
+ * the gradients are deterministic; 1 if none may wait for those behind it. It depends on the sizes alone on GPUs with as
+ * many SMs. */
+int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms);
+
+/* Returns the number of key heads whose key blocks are taken together. */
+int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms);
+
 /* Returns the TMA view of a tensor: a box is a tile of rows, or a CTA's keys if `of_keys`, by box_columns of the d
  * columns of a head, in lines of `columns`. */
 struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, const struct token_view *view,

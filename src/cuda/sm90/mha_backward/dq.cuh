@@ -12,7 +12,7 @@
  * before it:
  *
  *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
- *   full     the first key block first; all begin with the first tile
+ *   full     group after group; within a group as they reach the tile, see order_in_group
  *
  * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being
  * processed.
@@ -32,6 +32,10 @@ DEVICE uint32_t dq_order(const mha_backward_sm90_params &p, const RowTiles<Layou
 {
     if (!p.in_order) return 0;
     const int before = load_uniform(work + offsetof(WorkTile, order));
+    if (MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) && !p.call.causal) {
+        const uint32_t spread = (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase));
+        return (uint32_t)(before + order_in_group(spread, -(t.diagonal + Layout::KEYS) / Layout::ROWS));
+    }
     return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, before) : before);
 }
 
@@ -103,7 +107,7 @@ template <typename Element, typename Layout> struct DqProducer {
             const int key_stage = l.key_stage(work_stage.index);
             if (tiles)
                 mbarrier_wait(l.barrier(Layout::K_FULL, key_stage),
-                              (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase)));
+                              phase_of<Layout>((uint32_t)load_uniform(work + offsetof(WorkTile, q.phase))));
             RowTiles<Layout> t;
             t.begin(p, work);
             for (bool more = tiles; more; n++) {

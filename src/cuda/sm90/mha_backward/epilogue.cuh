@@ -56,13 +56,6 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
     }
 }
 
-DEVICE uint32_t load_acquire(const uint32_t *from)
-{
-    uint32_t word;
-    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
-
 /* A consumer's sums over the query heads of a key head. */
 struct HeadSums {
     float *sums;     /* of this thread: four values, and four more after every WARPGROUP_THREADS · 4 */

@@ -39,16 +39,22 @@ struct WorkRows {
     int first_tile; /* first tile of rows that sees a key, numbered over all requests */
     int tiles;      /* tiles of a head; < 0: no more work tiles */
     int diagonal;   /* row i from first_tile on sees key t of the block if t + diagonal <= i */
-    uint32_t phase; /* of the barriers of K and V */
+    uint32_t phase; /* of the barriers of K and V (phase_of), and its group (spread_word) */
 };
 struct WorkTile {
     WorkKeys k;
     WorkRows q;
     int start; /* the tile at which the loop over a head's tiles starts (scheduler.cuh) */
-    int order; /* in order: key blocks that add to dQ before this one; causal: those behind it */
+    int order; /* in order: key blocks that add to dQ before this one; causal: those behind it; full: before its group */
     int head;  /* the first query head */
     int block; /* of all requests' keys, of one head */
 };
+
+/* Returns the phase of the barriers of K and V, of a work tile's word `phase`. */
+template <typename Layout> DEVICE uint32_t phase_of(uint32_t word)
+{
+    return MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? word & 1 : word;
+}
 
 /* Returns the keys of the work tile at the address `work`. */
 DEVICE WorkKeys load_work_keys(uint32_t work)

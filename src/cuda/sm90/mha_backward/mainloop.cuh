@@ -332,8 +332,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
         if (tiles) {
-            const uint32_t phase =
-                (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, q.phase));
+            const uint32_t phase = phase_of<Layout>(
+                (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, q.phase)));
             key_stage = l.key_stage(work_stage.index);
             mbarrier_wait(l.barrier(Layout::K_FULL, key_stage), phase);
             mbarrier_wait(l.barrier(Layout::V_FULL, key_stage), phase);

@@ -136,23 +136,35 @@ template <typename Layout> struct Producer {
         work_stage.advance();
     }
 
-    /* Publishes the work tile of number `i` and loads its keys and the tiles of rows that see them. */
-    DEVICE void produce(int i)
+    /* Publishes the work tile of number `i` and loads its keys and the tiles of rows that see them. Returns how many
+     * numbers must be taken before this CTA takes another one in order. */
+    DEVICE int produce(int i)
     {
         const KeyBlock b = find_key_block<Layout>(p, i);
         const Request &r = b.request;
         const int head = b.head, block = b.block, blocks = b.blocks;
-        if (block >= blocks) return; /* the number has no keys */
+        if (block >= blocks) return 0; /* the number has no keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
+        int start = 0, order = p.call.causal ? blocks - 1 - block : block;
+        uint32_t spread = MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? spread_word(0, 1, 31) : 0;
+        if (!p.call.causal && !p.in_order) {
+            start = (int)((int64_t)block * tiles / blocks);
+        } else if (MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) && !p.call.causal) {
+            const int members = min(blocks_of_group<Layout>(p), blocks - (block - b.member));
+            if (tiles >= members) {
+                const int shift = 31 - __clz(tiles / members);
+                start = b.member << shift, order = block - b.member;
+                spread = spread_word(b.member, members, shift);
+            }
+        }
         const int first_key = block * KEYS + rank() * Layout::CTA_KEYS,
                   key_stage = l.key_stage(work_stage.index);
         publish({r.key + first_key, keys_from(r, first_key), p.call.starts_q ? 0u : (uint32_t)r.index,
                  (uint32_t)b.key_head},
-                {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity(key_stage) ^ 1}, start,
-                p.call.causal ? blocks - 1 - block : block, head, r.key_block + block);
-        if (!tiles) return;
+                {r.row_tile + first, tiles, diagonal - first * ROWS, (keys_parity(key_stage) ^ 1) | spread},
+                start, order, head, r.key_block + block);
+        if (!tiles) return 0;
         /* The second stage of keys is empty. The only one is not before the last rows have been read: rows first. */
         if constexpr (Layout::KEY_STAGES > 1) load_keys(r, b.key_head, block, key_stage);
         load_rows(r, head, first + start);
@@ -164,6 +176,7 @@ template <typename Layout> struct Producer {
 #pragma unroll 1
             for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
         }
+        return b.group_end;
     }
 
     /* Returns the number that CTA 0 of those that share work tiles has taken; `number` is the maximum over the
@@ -190,6 +203,11 @@ template <typename Layout> struct Producer {
         }
     }
 
+    DEVICE void wait_until_taken(int numbers) const
+    {
+        while (!__all_sync(~0u, (int)load_acquire(p.taken) >= numbers)) __nanosleep(200);
+    }
+
     /* The next number is taken ahead, except where work tiles wait for those of smaller numbers: a number taken ahead
      * would keep them waiting until the current work tile is done. */
     DEVICE void run()
@@ -199,8 +217,11 @@ template <typename Layout> struct Producer {
         const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
         for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {
             int next = ahead && takes ? shares + next_number(p) : 0;
-            produce(i);
-            if (in_order && takes) next = next_number(p);
+            const int end = produce(i);
+            if (in_order && takes) {
+                if (blocks_of_group<Layout>(p) > 1) wait_until_taken(end);
+                next = next_number(p);
+            }
             i = share_number(next);
         }
         publish({0, 0, 0, 0}, {0, -1, 0, 0}, 0, 0, 0, 0);

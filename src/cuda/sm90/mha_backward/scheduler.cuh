@@ -24,27 +24,63 @@ DEVICE int next_number(const mha_backward_sm90_params &p)
     return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
 }
 
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    uint32_t word;
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
 /* The keys of a work tile. */
 struct KeyBlock {
     Request request;
     int head, key_head; /* the first query head; the key head */
     int block;          /* of the request's keys; >= blocks: the number has no keys */
     int blocks;         /* of the request */
+    int member;         /* which one of its group it is */
+    int group_end;      /* the number behind those of its group */
 };
+
+template <typename Layout> DEVICE int blocks_of_group(const mha_backward_sm90_params &p)
+{
+    return MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? p.blocks_of_group : 1;
+}
 
 /* Returns the keys of work tile number `i`. */
 template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm90_params &p, int i)
 {
-    const int part = fast_divide(i, p.blocks_divisor);
+    const int of_group = blocks_of_group<Layout>(p), given = i, part = fast_divide(i, p.blocks_divisor);
     i -= part * p.key_blocks * p.call.h_kv;
     const Request r =
         find_request<false, Layout::ROWS, Layout::KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
     const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
               first_of_set = set * p.heads_of_set, heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
-              in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
-    const int number = in_set / heads, blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS,
+              in_set = within - first_of_set * r.room, groups_before = in_set / (heads * of_group),
+              first_of_group = groups_before * of_group, in_groups = in_set - first_of_group * heads,
+              members = of_group == 1 ? 1 : min(of_group, r.room - first_of_group),
+              head_in_set = in_groups / members, member = in_groups - head_in_set * members,
+              head = first_of_set + head_in_set;
+    const int number = first_of_group + member, blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS,
               block = p.in_order && p.call.causal ? r.room - 1 - number : number;
-    return {r, head * p.call.group + part * p.work_heads, head, block, blocks};
+    return {
+        r, head * p.call.group + part * p.work_heads, head, block, blocks, member, given - member + members};
+}
+
+/* In order and without causal mask, the key blocks of a group begin at different tiles of rows, so that none waits for
+ * another: each `1 << shift` tiles behind the one before it, and behind the last tile it goes on with the first one. So
+ * those that began before a tile, or at it, reach it first, the last of them before the others. A group's blocks are
+ * processed at the same time: a CTA takes no further number before all of its group are taken. */
+DEVICE uint32_t spread_word(int member, int members, int shift)
+{
+    return (uint32_t)(member << 1 | members << 9 | shift << 17); /* above the phase of K and V */
+}
+
+/* Returns how many key blocks of the group add to tile `tile` of the rows before this one. */
+DEVICE int order_in_group(uint32_t spread, int tile)
+{
+    const int member = (int)(spread >> 1 & 255), members = (int)(spread >> 9 & 255),
+              begun = min((tile >> (spread >> 17)) + 1, members);
+    return begun - 1 - member + (member < begun ? 0 : members);
 }
 
 /* Returns a word of shared memory, uniform over the warp. */
