@@ -109,7 +109,9 @@ template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint6
 template <typename Element, typename Layout> struct Gradient {
     static constexpr int ROWS = Layout::ROWS, D_QK = Layout::D_QK, D_V = Layout::D_V;
     static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
-    static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
+    /* dS gets P in fp32, or in fp16: where dV has bf16 in registers of its own, PACKS_P. */
+    static constexpr bool KEEPS_P = Layout::KEEPS_P || (Layout::SENDS_P && !Element::IS_BF16),
+                          PACKS_P = !KEEPS_P && Element::IS_BF16;
     static constexpr int HELD_STEPS = 4; /* of 16 columns of K, in registers, if S_EARLY */
 
     const mha_backward_sm90_params &p;
@@ -333,7 +335,7 @@ template <typename Element, typename Layout> struct Gradient {
 #pragma unroll
             for (int i = 8 * j; i < 8 * j + 8; i += 2) {
                 float a = s[i], b = s[i + 1];
-                if constexpr (!Layout::KEEPS_P) {
+                if constexpr (!KEEPS_P) {
                     const uint32_t pair = PACKS_P ? exact[j][i / 2 % 4] : w[j][i / 2 % 4];
                     a = Fp16::to_float((uint16_t)pair), b = Fp16::to_float((uint16_t)(pair >> 16));
                 }

@@ -127,7 +127,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout : Addresses<BackwardLayout<
      * together with dV, with dS from registers. */
     static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192;
     static constexpr int DELTA_EARLY = D_QK == 192 ? 1 : 4; /* · 16 rows whose delta is loaded beside dP */
-    static constexpr bool KEEPS_P = D_QK != 192;            /* P in fp32 until dS is computed; else in fp16 */
+    static constexpr bool KEEPS_P = D_QK != 192;            /* P in fp32 until dS is computed */
+    static constexpr bool SENDS_P = false;                  /* to the other consumer */
     static constexpr bool S_EARLY = D_QK <= 96; /* S of the next tile runs beside dV and dK, or dQ */
     static constexpr int PRODUCER_REGISTERS = 24, DQ_REGISTERS = DQ_BY == DQ_BY_OWN_WARPGROUP ? 72 : 0,
                          CONSUMER_REGISTERS = DQ_BY == DQ_BY_OWN_WARPGROUP ? 208 : 240;

@@ -220,9 +220,17 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
             const float4 lse = tile.lse[i % LSE_EARLY];
             if (i + LSE_EARLY < ROW_STEPS) tile.lse[i % LSE_EARLY] = this->stats(0, i + LSE_EARLY, n);
             this->softmax_step(tile.s, i, lse, w[i], exact);
-            const uint32_t(&four)[4] = PACKS_P ? exact : w[i];
-            store_shared_16(to + (uint32_t)(i * WARPGROUP_THREADS * 16),
-                            make_uint4(four[0], four[1], four[2], four[3]));
+            if constexpr (PACKS_P) {
+                store_shared_16(to + (uint32_t)(i * WARPGROUP_THREADS * 16),
+                                make_uint4(exact[0], exact[1], exact[2], exact[3]));
+            } else {
+#pragma unroll
+                for (int j = 8 * i; j < 8 * i + 8; j += 4)
+                    store_shared_16(to + (uint32_t)(j / 4 * WARPGROUP_THREADS * 16),
+                                    make_uint4(__float_as_uint(tile.s[j]), __float_as_uint(tile.s[j + 1]),
+                                               __float_as_uint(tile.s[j + 2]),
+                                               __float_as_uint(tile.s[j + 3])));
+            }
         }
         this->consumer_release(Layout::Q_EMPTY, q_stage(n)); /* S and lse have been read */
         this->warp_arrive(Layout::P_FULL);
@@ -298,8 +306,8 @@ template <typename Element, typename Layout> struct WeightsConsumer : PairConsum
 /* The second consumer: dP, dS, dK. */
 template <typename Element, typename Layout> struct GradientsConsumer : PairConsumer<Element, Layout> {
     using Base = PairConsumer<Element, Layout>;
-    using Base::D_QK, Base::SECOND, Base::SCORES, Base::ROW_STEPS, Base::p, Base::l, Base::n, Base::q_stage,
-        Base::q_parity, Base::work_stage;
+    using Base::D_QK, Base::SECOND, Base::SCORES, Base::ROW_STEPS, Base::PACKS_P, Base::p, Base::l, Base::n,
+        Base::q_stage, Base::q_parity, Base::work_stage;
 
     struct Fragments {
         float dp[SCORES];
@@ -320,19 +328,24 @@ template <typename Element, typename Layout> struct GradientsConsumer : PairCons
     DEVICE void process_tile(Fragments &tile, float (&dk)[D_QK / 2]) const
     {
         uint32_t exact[ROW_STEPS][4];
-        float none[SCORES]; /* P in fp32, which is not read */
+        float of_fp32[SCORES]; /* one of both is P */
         mbarrier_wait(l.barrier(Layout::P_FULL), n % 2);
         const uint32_t from = l.p() + fresh_thread() % WARPGROUP_THREADS * 16;
 #pragma unroll
-        for (int i = 0; i < ROW_STEPS; i++) {
+        for (int i = 0; i < (PACKS_P ? ROW_STEPS : 2 * ROW_STEPS); i++) {
             const uint4 four = load_shared_16(from + (uint32_t)(i * WARPGROUP_THREADS * 16));
-            exact[i][0] = four.x, exact[i][1] = four.y, exact[i][2] = four.z, exact[i][3] = four.w;
+            if constexpr (PACKS_P) {
+                exact[i][0] = four.x, exact[i][1] = four.y, exact[i][2] = four.z, exact[i][3] = four.w;
+            } else {
+                of_fp32[4 * i] = __uint_as_float(four.x), of_fp32[4 * i + 1] = __uint_as_float(four.y);
+                of_fp32[4 * i + 2] = __uint_as_float(four.z), of_fp32[4 * i + 3] = __uint_as_float(four.w);
+            }
         }
         this->warp_arrive(Layout::P_EMPTY);
         wgmma_wait<0>();
         hold(tile.dp);
         this->consumer_release(Layout::DO_EMPTY);
-        this->softmax_gradient(none, exact, exact, tile.dp, tile.delta, tile.ds);
+        this->softmax_gradient(of_fp32, exact, exact, tile.dp, tile.delta, tile.ds);
         mbarrier_wait(l.barrier(Layout::DS_EMPTY), n % 2 ^ 1);
         mbarrier_wait(l.barrier(Layout::OTHER_DS_EMPTY), n % 2 ^ 1);
         this->store_ds(l.ds(), tile.ds);

@@ -4,7 +4,8 @@
  *
  *   K, V, Q, dO   tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
  *   other K       the other CTA's keys, the half of the columns of dQ that this CTA computes
- *   P             in fp16, sixteen pairs of a thread, four by four, thread after thread
+ *   P             for dS, four words of a thread, thread after thread, and so on: sixteen pairs of fp16, or, where dV has
+ *                 fp16, 32 of fp32
  *   dS            a line per key, of 64 rows; other dS: of the other CTA's keys
  *
  *   registers     of the first consumer: dV 128, S 32, P 16, dQ 32; of the second: dK 128, dP 32, P 16, dS 16, dQ 32
@@ -26,7 +27,7 @@ template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>
     static constexpr int WARPGROUPS = CONSUMERS + 1, THREADS = WARPGROUP_THREADS * WARPGROUPS;
     static constexpr int Q_STAGES = 2, DO_STAGES = 1, KEY_STAGES = 1;
     static constexpr int DELTA_EARLY = 4;
-    static constexpr bool KEEPS_P = false; /* the consumer that computes dS gets P in fp16 */
+    static constexpr bool KEEPS_P = false, SENDS_P = true; /* to the consumer that computes dS */
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       WARPGROUPS * (65536 / THREADS / 8 * 8),
@@ -37,7 +38,7 @@ template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>
     static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_PRODUCER = DQ_TILE / DQ_PRODUCERS; /* floats */
     static constexpr int DQ_VALUES = DQ_OF_PRODUCER / WARPGROUP_THREADS;
     /* A part of dQ is stored in two pieces, since there is room for the first alone. */
-    static constexpr int FIRST_VALUES = DQ_VALUES * 3 / 4;
+    static constexpr int FIRST_VALUES = DQ_VALUES / 2;
 
     static constexpr Swizzle Q_SWIZZLE = SWIZZLE_128, K_SWIZZLE = Q_SWIZZLE;
     static constexpr uint32_t Q_LINE = LINE_BYTES, K_LINE = Q_LINE;
@@ -48,7 +49,7 @@ template <> struct BackwardLayout<256, 256> : Addresses<BackwardLayout<256, 256>
                               DO_TILE = Q_TILE, DS_TILE = CTA_KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = CTA_KEYS * D_QK * 2, OTHER_K_BYTES = K_BYTES / CTAS,
                               V_BYTES = CTA_KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
-                              DO_BYTES = ROWS * D_V * 2, P_BYTES = ROWS * CTA_KEYS * 2, DS_BYTES = DS_TILE,
+                              DO_BYTES = ROWS * D_V * 2, P_BYTES = ROWS * CTA_KEYS * 4, DS_BYTES = DS_TILE,
                               DQ_BYTES = FIRST_VALUES * WARPGROUP_THREADS * 4, STATS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t OTHER_K_AT = K_BYTES, V_AT = OTHER_K_AT + OTHER_K_BYTES, Q_AT = V_AT + V_BYTES,
                               DO_AT = Q_AT + Q_STAGES * Q_BYTES, P_AT = DO_AT + DO_STAGES * DO_BYTES,
