@@ -69,6 +69,9 @@ static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, con
  * has fewer SMs than the device (e.g. a green context). Nothing was launched and no message was set. */
 #define CUDA_NO_ROOM ((fmla_status)-1)
 
+/* Returns the SMs of the current context, which are fewer than the device's in a green context. */
+int32_t cuda_sms_of_context(const struct cuda_scope *scope);
+
 /* `parameters` has a pointer to each kernel parameter; they are read before the function returns. */
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters);
