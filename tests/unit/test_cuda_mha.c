@@ -929,6 +929,35 @@ static void gradients_of_hopper(void)
     }
 }
 
+/* Deterministic gradients without a causal mask take the key blocks of a head in groups, as many heads together as fill
+ * the SMs with groups. */
+static void groups_of_hopper(void)
+{
+    static const struct {
+        int64_t s_k, h_kv, d_qk;
+        int32_t deterministic, causal, group, heads; /* 0: not by groups */
+    } all[] = {
+        {8192, 16, 64, 1, 0, 32, 4},  {2048, 16, 64, 1, 0, 32, 8}, {8192, 6, 64, 1, 0, 64, 2},
+        {16384, 1, 96, 1, 0, 128, 1}, {8192, 3, 128, 1, 0, 64, 2}, {128, 200, 128, 1, 0, 32, 132},
+        {8192, 16, 192, 1, 0, 1, 0},  {8192, 16, 256, 1, 0, 1, 0}, {8192, 16, 64, 1, 1, 1, 0},
+        {8192, 16, 64, 0, 0, 1, 0},
+    };
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        const int64_t d_qk = all[i].d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = 1, .s_q = 4096, .s_k = all[i].s_k, .h_q = all[i].h_kv, .h_kv = all[i].h_kv,
+                     .d_qk = d_qk, .d_v = d_v, .causal = all[i].causal, .has = HAS_LSE);
+        struct mha_backward_call c;
+        mha_backward_make(&c, &layout, gpu_number(0));
+        c.args.deterministic = all[i].deterministic;
+        CHECK_OK(mha_backward_run(&c));
+        const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, launched(1));
+        CHECK(p.blocks_of_group == all[i].group && (!all[i].heads || p.heads_of_set == all[i].heads) &&
+                  p.heads_of_set >= 1 && p.heads_of_set <= p.call.h_kv,
+              "case %d: groups of %d blocks, %d heads", i, p.blocks_of_group, p.heads_of_set);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(
@@ -936,6 +965,6 @@ int main(int argc, char **argv)
         splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused, out_of_single_tokens,
         tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80, splits_of_sm80_on_hopper,
         items_of_ragged_requests, no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
-        shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, gradients_of_sinks, sinks_with_dlse,
-        padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
+        shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper, gradients_of_sinks,
+        sinks_with_dlse, padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }

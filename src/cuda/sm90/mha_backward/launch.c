@@ -44,6 +44,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const struct backward_layout at = backward_layout(p, tiles);
     const int32_t q_columns = p->d_qk == 96 ? 32 : 64, key_columns = p->d_qk == 192 ? 32 : q_columns,
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
+    /* In order work tiles wait for each other, so that as many CTAs must run. */
+    const int32_t sms = p->deterministic ? cuda_sms_of_context(scope) : scope->device->sms;
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
         .call = cuda_backward_params(p, workspace + at.of_dsink, backward_row_tiles(p, tiles)),
@@ -53,8 +55,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .work_heads = tiles.heads,
         .key_heads_divisor = divisor_of((uint32_t)p->h_kv),
         .blocks_divisor = divisor_of((uint32_t)(backward_key_blocks(p, tiles) * p->h_kv)),
-        .heads_of_set = sm90_mha_backward_heads(p, cuda_sms_of_context(scope)),
-        .blocks_of_group = sm90_mha_backward_group(p, cuda_sms_of_context(scope)),
+        .heads_of_set = sm90_mha_backward_heads(p, sms),
+        .blocks_of_group = sm90_mha_backward_group(p, sms),
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
