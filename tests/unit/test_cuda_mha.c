@@ -934,19 +934,28 @@ static void gradients_of_hopper(void)
 static void groups_of_hopper(void)
 {
     static const struct {
-        int64_t s_k, h_kv, d_qk;
+        int64_t s_q, s_k, h_kv, d_qk;
         int32_t deterministic, causal, group, heads; /* 0: not by groups */
     } all[] = {
-        {8192, 16, 64, 1, 0, 32, 4},  {2048, 16, 64, 1, 0, 32, 8}, {8192, 6, 64, 1, 0, 64, 2},
-        {16384, 1, 96, 1, 0, 128, 1}, {8192, 3, 128, 1, 0, 64, 2}, {128, 200, 128, 1, 0, 32, 132},
-        {8192, 16, 192, 1, 0, 1, 0},  {8192, 16, 256, 1, 0, 1, 0}, {8192, 16, 64, 1, 1, 1, 0},
-        {8192, 16, 64, 0, 0, 1, 0},
+        {4096, 8192, 16, 64, 1, 0, 32, 4},
+        {4096, 2048, 16, 64, 1, 0, 32, 8},
+        {4096, 8192, 6, 64, 1, 0, 64, 2},
+        {4096, 16384, 1, 96, 1, 0, 128, 1},
+        {4096, 8192, 3, 128, 1, 0, 64, 2},
+        {4096, 128, 200, 128, 1, 0, 32, 132},
+        {16384, 16384, 16, 64, 1, 0, 32, 4},
+        {16384, 16384, 16, 128, 1, 0, 64, 2}, /* 67 MB of four heads */
+        {1 << 20, 16384, 16, 64, 1, 0, 128, 1},
+        {4096, 8192, 16, 192, 1, 0, 1, 0},
+        {4096, 8192, 16, 256, 1, 0, 1, 0},
+        {4096, 8192, 16, 64, 1, 1, 1, 0},
+        {4096, 8192, 16, 64, 0, 0, 1, 0},
     };
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         const int64_t d_qk = all[i].d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
         const struct layout layout =
-            SHAPE_OF(layout, .b = 1, .s_q = 4096, .s_k = all[i].s_k, .h_q = all[i].h_kv, .h_kv = all[i].h_kv,
-                     .d_qk = d_qk, .d_v = d_v, .causal = all[i].causal, .has = HAS_LSE);
+            SHAPE_OF(layout, .b = 1, .s_q = all[i].s_q, .s_k = all[i].s_k, .h_q = all[i].h_kv,
+                     .h_kv = all[i].h_kv, .d_qk = d_qk, .d_v = d_v, .causal = all[i].causal, .has = HAS_LSE);
         struct mha_backward_call c;
         mha_backward_make(&c, &layout, gpu_number(0));
         c.args.deterministic = all[i].deterministic;

@@ -7,7 +7,8 @@
 
 enum {
     MOST_BLOCKS = 65536, /* CTAs: they take numbers past the last work tile */
-    MOST_GROUPED = 128   /* key blocks that all groups processed at the same time have; an H200 has 132 SMs */
+    MOST_GROUPED = 128,  /* key blocks that all groups processed at the same time have; an H200 has 132 SMs */
+    GROUPED_BYTES = 40 * 1000 * 1000 /* of L2, for the rows of heads whose groups are processed together */
 };
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
@@ -20,11 +21,15 @@ struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 
 int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms)
 {
-    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk));
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
+                  of_row = 2 * (p->d_qk + p->d_v) + 4 * p->d_qk; /* bytes of Q, dO, and the sums of dQ */
     int32_t group = MOST_GROUPED / 4;
     if (!p->deterministic || p->causal || !MHA_BACKWARD_SM90_SPREADS(p->d_qk)) return 1;
-    /* A group waits for the one before it of the same head: all heads of a set should have as many. */
-    while (group < MOST_GROUPED && group < blocks && p->h_kv % (MOST_GROUPED / group)) group *= 2;
+    /* A group waits for the one before it of the same head: all heads of a set should have as many. What all read and add
+     * to should stay in L2. */
+    while (group < MOST_GROUPED && group < blocks &&
+           (p->h_kv % (MOST_GROUPED / group) || MOST_GROUPED / group * p->s_q * of_row > GROUPED_BYTES))
+        group *= 2;
     return group <= sms ? group : 1;
 }
 
