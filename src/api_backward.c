@@ -38,6 +38,7 @@ static void fill(struct call *c)
         .b = flat ? size[DIM_splits] - 1 : size[DIM_b],
         .s_q = flat ? most_of(args->max_s_q, size[DIM_tokens_q]) : size[DIM_s_q],
         .s_k = flat ? most_of(args->max_s_k, size[DIM_tokens_k]) : size[DIM_s_k],
+        .max_s_q = args->max_s_q,
         .h_q = size[DIM_h_q],
         .h_kv = size[DIM_h_kv],
         .d_qk = size[DIM_d_qk],

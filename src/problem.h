@@ -203,6 +203,7 @@ struct token_view {
 
 struct backward_problem {
     int64_t b, s_q, s_k; /* ragged requests: s_q and s_k are the caller's upper bounds */
+    int64_t max_s_q;     /* of ragged requests, as the caller gives it: 0 = not known */
     int64_t h_q, h_kv, d_qk, d_v;
     bool is_ragged;
     struct ragged ragged_q, ragged_k; /* with starts if is_ragged */

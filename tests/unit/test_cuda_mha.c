@@ -210,13 +210,15 @@ static void few_rows(void)
         {{1, 16, 8192, 8, 2, 1, 0, 0, 0}, 192, "_few"},
         {{1, 17, 8192, 8, 2, 1, 0, 0, 0}, 192, "_splits"},
         {{9, 1, 8192, 12, 1, 1, 0, 0, 0}, 64, "_few"},
-        {{1, 1, 8192, 65, 1, 1, 0, 0, 0}, 64, "_few"},
+        {{1, 1, 8192, 65, 1, 1, 0, 0, 0}, 64, "_splits"},
         {{4, 1, 8192, 16, 16, 1, 0, 0, 0}, 96, "_few"},
         {{2, 1, 8192, 32, 4, 1, 0, 0, 0}, 128, "_few"},
         {{1, 1, 8192, 16, 16, 1, 0, 0, 0}, 256, "_splits"},
         {{1, 16, 8192, 8, 2, 0, 0, 0, 0}, 192, "_splits"},
         {{1, 16, 8192, 8, 2, 1, 3, 0, 0}, 192, "_splits"},
         {{1, 16, 256, 8, 2, 1, 0, 0, 0}, 192, ""},
+        {{1, 64, 8192, 8, 2, 1, 0, 0, 0}, 192, "_splits"},
+        {{1, 1, 8192, 128, 1, 1, 0, 0, 0}, 128, "_splits"},
         {{1, 1, 8192, 128, 128, 1, 0, 0, 0}, 192, ""},
     };
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
@@ -550,6 +552,15 @@ static void splits_of_sm80_on_hopper(void)
             CHECK_ALL({offset(p.part_out, REGION_OF_WORKSPACE), 256}, {p.slots, fake->sms},
                       {p.block_keys, KEYS}, {p.rows_alone, ROWS});
     }
+    /* So it does where Hopper's takes the kernel for few rows. */
+    const struct layout layout = SHAPE_OF(layout, .b = 1, .s_q = 16, .s_k = 8192, .h_q = 8, .h_kv = 2,
+                                          .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+    mha_forward_make(&c, &layout, gpu_number(0));
+    c.args.batch_dependent = 1, c.args.kernel = "cuda-sm80";
+    RUNS(mha_forward, &c, "%s", "sm80_mha_forward_bf16_192_splits|sm80_mha_forward_join_bf16_128");
+    const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launched(1));
+    CHECK_ALL({offset(p.part_out, REGION_OF_WORKSPACE), 256}, {p.slots, MHA_SM90_FEW_CTAS * fake->sms},
+              {p.block_keys, MHA_SM90_FEW_KEYS(D_QK)}, {p.rows_alone, MHA_SM90_FEW_ROWS});
 }
 
 enum { MOST_RAGGED = 50 };
@@ -936,20 +947,24 @@ static void groups_of_hopper(void)
     static const struct {
         int64_t s_q, s_k, h_kv, d_qk;
         int32_t deterministic, causal, group, heads; /* 0: not by groups */
+        int context_sms;                             /* 0: all 132 */
     } all[] = {
-        {4096, 8192, 16, 64, 1, 0, 32, 4},
-        {4096, 2048, 16, 64, 1, 0, 32, 8},
-        {4096, 8192, 6, 64, 1, 0, 64, 2},
-        {4096, 16384, 1, 96, 1, 0, 128, 1},
-        {4096, 8192, 3, 128, 1, 0, 64, 2},
-        {4096, 128, 200, 128, 1, 0, 32, 132},
-        {16384, 16384, 16, 64, 1, 0, 32, 4},
-        {16384, 16384, 16, 128, 1, 0, 64, 2}, /* 67 MB of four heads */
-        {1 << 20, 16384, 16, 64, 1, 0, 128, 1},
-        {4096, 8192, 16, 192, 1, 0, 1, 0},
-        {4096, 8192, 16, 256, 1, 0, 1, 0},
-        {4096, 8192, 16, 64, 1, 1, 1, 0},
-        {4096, 8192, 16, 64, 0, 0, 1, 0},
+        {4096, 8192, 16, 64, 1, 0, 32, 4, 0},
+        {4096, 2048, 16, 64, 1, 0, 32, 8, 0},
+        {4096, 8192, 6, 64, 1, 0, 64, 2, 0},
+        {4096, 16384, 1, 96, 1, 0, 64, 1, 0},
+        {4096, 8192, 3, 128, 1, 0, 64, 2, 0},
+        {4096, 128, 200, 128, 1, 0, 32, 132, 0},
+        {16384, 16384, 16, 64, 1, 0, 32, 4, 0},
+        {16384, 16384, 16, 128, 1, 0, 64, 2, 0}, /* 67 MB of four heads */
+        {1 << 20, 16384, 16, 64, 1, 0, 64, 2, 0},
+        {4096, 8192, 16, 192, 1, 0, 1, 0, 0},
+        {4096, 8192, 16, 256, 1, 0, 1, 0, 0},
+        {4096, 8192, 16, 64, 1, 1, 1, 0, 0},
+        {4096, 8192, 16, 64, 0, 0, 1, 0, 0},
+        {4096, 8192, 16, 64, 1, 0, 32, 2, 66},
+        {4096, 8192, 6, 64, 1, 0, 1, 0, 60},
+        {4096, 8192, 16, 64, 1, 0, 1, 0, 16},
     };
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         const int64_t d_qk = all[i].d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
@@ -959,12 +974,14 @@ static void groups_of_hopper(void)
         struct mha_backward_call c;
         mha_backward_make(&c, &layout, gpu_number(0));
         c.args.deterministic = all[i].deterministic;
+        fake->context_sms = all[i].context_sms;
         CHECK_OK(mha_backward_run(&c));
         const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, launched(1));
         CHECK(p.blocks_of_group == all[i].group && (!all[i].heads || p.heads_of_set == all[i].heads) &&
                   p.heads_of_set >= 1 && p.heads_of_set <= p.call.h_kv,
               "case %d: groups of %d blocks, %d heads", i, p.blocks_of_group, p.heads_of_set);
     }
+    fake->context_sms = 0;
 }
 
 int main(int argc, char **argv)

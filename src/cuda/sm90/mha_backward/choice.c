@@ -2,12 +2,13 @@
 #include "choice.h"
 
 #include "../../attention.h"
-
 #include "../../variants.h"
 
 enum {
     MOST_BLOCKS = 65536, /* CTAs: they take numbers past the last work tile */
-    MOST_GROUPED = 128,  /* key blocks that all groups processed at the same time have; an H200 has 132 SMs */
+    GROUPED = 128,       /* key blocks of all groups that are processed together; an H200 has 132 SMs */
+    LEAST_GROUP = 32,
+    MOST_GROUP = 64,                 /* as many CTAs must run at the same time */
     GROUPED_BYTES = 40 * 1000 * 1000 /* of L2, for the rows of heads whose groups are processed together */
 };
 
@@ -21,24 +22,24 @@ struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 
 int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms)
 {
-    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
-                  of_row = 2 * (p->d_qk + p->d_v) + 4 * p->d_qk; /* bytes of Q, dO, and the sums of dQ */
-    int32_t group = MOST_GROUPED / 4;
+    const int64_t tokens = p->is_ragged ? p->max_s_q : p->s_q, /* the same in any batch */
+        of_row = 2 * (p->d_qk + p->d_v) + 4 * p->d_qk;         /* bytes of Q, dO, and the sums of dQ */
+    int32_t group = LEAST_GROUP;
     if (!p->deterministic || p->causal || !MHA_BACKWARD_SM90_SPREADS(p->d_qk)) return 1;
     /* A group waits for the one before it of the same head: all heads of a set should have as many. What all read and add
      * to should stay in L2. */
-    while (group < MOST_GROUPED && group < blocks &&
-           (p->h_kv % (MOST_GROUPED / group) || MOST_GROUPED / group * p->s_q * of_row > GROUPED_BYTES))
+    while (group < MOST_GROUP &&
+           (p->h_kv % (GROUPED / group) || GROUPED / group * tokens * of_row > GROUPED_BYTES))
         group *= 2;
     return group <= sms ? group : 1;
 }
 
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
 {
-    const int32_t group = sm90_mha_backward_group(p, sms);
-    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
-                  heads = sms / (blocks < group ? (blocks ? blocks : 1) : group);
+    const int64_t group = sm90_mha_backward_group(p, sms);
     if (group == 1) return backward_heads(p, sm90_mha_backward_tiles(p), sms);
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
+                  together = blocks && blocks < group ? blocks : group, heads = sms / together;
     return (int32_t)(heads < p->h_kv ? heads : p->h_kv);
 }
 

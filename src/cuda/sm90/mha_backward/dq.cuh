@@ -14,8 +14,8 @@
  *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
  *   full     group after group; within a group as they reach the tile, see order_in_group
  *
- * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being
- * processed.
+ * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being processed, or,
+ * of its group, will be before any CTA takes a number behind the group.
  */
 #pragma once
 

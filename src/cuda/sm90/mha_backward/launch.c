@@ -44,7 +44,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const struct backward_layout at = backward_layout(p, tiles);
     const int32_t q_columns = p->d_qk == 96 ? 32 : 64, key_columns = p->d_qk == 192 ? 32 : q_columns,
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
-    /* In order work tiles wait for each other, so that as many CTAs must run. */
+    /* Key blocks of a group wait for each other: as many CTAs must run at once. */
     const int32_t sms = p->deterministic ? cuda_sms_of_context(scope) : scope->device->sms;
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {

@@ -143,7 +143,7 @@ template <typename Element, typename Layout> struct PairConsumer : Gradient<Elem
         mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
         const int tiles = load_uniform(at + offsetof(WorkTile, q.tiles));
         if (tiles <= 0) return tiles;
-        const uint32_t phase = (uint32_t)load_uniform(at + offsetof(WorkTile, q.phase));
+        const uint32_t phase = phase_of<Layout>((uint32_t)load_uniform(at + offsetof(WorkTile, q.phase)));
         mbarrier_wait(l.barrier(Layout::K_FULL), phase);
         mbarrier_wait(l.barrier(Layout::OTHER_K_FULL), phase);
         mbarrier_wait(l.barrier(Layout::V_FULL), phase);

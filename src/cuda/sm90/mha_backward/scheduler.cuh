@@ -5,9 +5,10 @@
  * A work tile has all query heads of its key head, or one: with a causal mask their sums of dQ and their rows would
  * not fit L2 together. Those of one key head add to the same dK and dV, one after the other (epilogue.cuh), so work
  * tiles are numbered first by the query head among those of its key head; then by request; within a request by sets of
- * key heads whose rows and sums of dQ fit L2; within a set the key blocks with the most rows come first. Per head the
- * loop over the tiles of rows goes from tile `start` to the last and then from the first to the one before `start`, so
- * that CTAs that process the same head at the same time add to different tiles.
+ * key heads whose rows and sums of dQ fit L2; within a set the key blocks with the most rows come first, block by block
+ * over its heads; in order without a causal mask group by group over its heads, the blocks of a group one after the other.
+ * Per head the loop over the tiles of rows goes from tile `start` to the last and then from the first to the one before
+ * `start`, so that CTAs that process the same head at the same time add to different tiles.
  */
 #pragma once
 
@@ -66,13 +67,16 @@ template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm9
         r, head * p.call.group + part * p.work_heads, head, block, blocks, member, given - member + members};
 }
 
-/* In order and without causal mask, the key blocks of a group begin at different tiles of rows, so that none waits for
+/* Bits 1 to 8: which one of its group; 9 to 16: how many the group has; from 17 on: shift. Bit 0 is the phase of the
+ * barriers of K and V.
+ *
+ * In order and without causal mask, the key blocks of a group begin at different tiles of rows, so that none waits for
  * another: each `1 << shift` tiles behind the one before it, and behind the last tile it goes on with the first one. So
  * those that began before a tile, or at it, reach it first, the last of them before the others. A group's blocks are
  * processed at the same time: a CTA takes no further number before all of its group are taken. */
 DEVICE uint32_t spread_word(int member, int members, int shift)
 {
-    return (uint32_t)(member << 1 | members << 9 | shift << 17); /* above the phase of K and V */
+    return (uint32_t)(member << 1 | members << 9 | shift << 17);
 }
 
 /* Returns how many key blocks of the group add to tile `tile` of the rows before this one. */

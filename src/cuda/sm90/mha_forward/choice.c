@@ -12,6 +12,10 @@ static struct mha_tiling usual_tiling(const struct attention_problem *p, int32_t
     return (struct mha_tiling){MHA_SM90_ROWS(p->d_qk), MHA_SM90_KEYS(p->d_qk), sms};
 }
 
+_Static_assert(MHA_SM90_FEW_CTAS *MHA_SM90_FEW_ROWS <= MHA_SM90_ROWS(192) &&
+                   MHA_SM90_FEW_CTAS * MHA_SM90_FEW_ROWS <= MHA_SM90_ROWS(64),
+               "parts of few rows have room");
+
 /* Tiles of few rows split keys otherwise, so by the batch only. Parts of their splits have no more rows than the usual
  * ones, for which a call without lengths asks room. */
 struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *p, int32_t sms)
@@ -20,7 +24,7 @@ struct mha_tiling sm90_mha_forward_tiling(const struct attention_problem *p, int
                             usual = usual_tiling(p, sms);
     if (p->bound || !p->batch_dependent || p->mha_splits || p->d_qk > 192) return usual;
     const int64_t tokens = p->ragged_q.starts ? p->max_s_q : p->s_q;
-    if (!tokens || tokens > MHA_SM90_FEW_ROWS / mha_heads_of_tile(p, MHA_SM90_FEW_ROWS)) return usual;
+    if (!tokens || tokens > MHA_SM90_FEW_ROWS / (p->h_q / p->h_kv)) return usual;
     return mha_splitting(p, &usual).part_rows && mha_splitting(p, &few).part_rows ? few : usual;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Launch of dense MHA forward on Hopper. The grid is persistent: at most one CTA per SM, and CTAs take tiles
- * dynamically.
+ * Launch of dense MHA forward on Hopper. The grid is persistent: at most one CTA per SM, two of few rows, and CTAs
+ * take tiles dynamically.
  */
 #include "../../attention.h"
 #include "choice.h"

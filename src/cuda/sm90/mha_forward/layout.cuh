@@ -89,7 +89,7 @@ template <int D_QK_, int D_V_, Tiles TILES> struct MhaLayout {
     static constexpr bool SPLITS = TILES != Tiles::WHOLE, FEW_ROWS = TILES == Tiles::FEW_ROWS;
     static constexpr int KEYS = FEW_ROWS ? MHA_SM90_FEW_KEYS(D_QK_) : MHA_SM90_KEYS(D_QK_),
                          ROWS = FEW_ROWS ? MHA_SM90_FEW_ROWS : MHA_SM90_ROWS(D_QK_),
-                         CTAS = FEW_ROWS ? MHA_SM90_FEW_CTAS : 1; /* of an SM */
+                         CTAS_PER_SM = FEW_ROWS ? MHA_SM90_FEW_CTAS : 1;
     static constexpr int CONSUMERS = ROWS / 64, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
     static constexpr int KV_STAGES = D_QK == 64   ? 4 - FEW_ROWS
                                      : D_QK == 96 ? 3
@@ -103,7 +103,7 @@ template <int D_QK_, int D_V_, Tiles TILES> struct MhaLayout {
     static constexpr bool TESTS_EARLY = D_V == 64;
     /* A single request is looked at by a shorter path. Not at 128/128, where the order of products of long calls loses 1 % by
      * the other code beside them. */
-    static constexpr bool ONE_APART = SPLITS && (FEW_ROWS || D_QK != 128);
+    static constexpr bool SINGLE_APART = SPLITS && (FEW_ROWS || D_QK != 128);
     static constexpr bool STAGES_OUT = D_V != 256 && !FEW_ROWS; /* out is written through shared memory */
     /* Consumers issue wgmma in order, and rows may have a sink. Either costs the kernel without splits at 128/128 some 3 %,
      * even if a branch skips it; calls that want one of them take the kernel with splits (choice.c). */
@@ -116,7 +116,7 @@ template <int D_QK_, int D_V_, Tiles TILES> struct MhaLayout {
                                               : D_V == 256     ? 232
                                                                : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
-                      (CONSUMERS + 1) * (65536 / CTAS / THREADS / 8 * 8),
+                      (CONSUMERS + 1) * (65536 / CTAS_PER_SM / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
 
     static constexpr int QK_TILES = (D_QK + 63) / 64, V_TILES = D_V / 64;

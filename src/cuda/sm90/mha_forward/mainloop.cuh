@@ -15,7 +15,7 @@
  * accumulator fragments of S have the layout of A. The first EARLY_WEIGHTS of a thread's P of block n - 1 are
  * computed while O += P V of block n runs; the others overwrite P of block n, which the products still read
  * until then. While one consumer computes its softmax, the products of another one run (order_wait,
- * order_arrive; not in the plain kernel of 128/128).
+ * order_arrive; not in the plain kernel of 128/128, nor of few rows, where there is one consumer).
  *
  * The pipeline continues across tiles: the epilogue of a tile runs while the first scores of the next one are
  * in flight; it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed
@@ -467,5 +467,5 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
 /* TILES: of enum class Tiles. */
 #define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, TILES)                                                  \
     using NAME##_layout = mha_forward::MhaLayout<D_QK, D_V, mha_forward::Tiles::TILES>;                      \
-    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (NAME##_layout::THREADS, NAME##_layout::CTAS),              \
+    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (NAME##_layout::THREADS, NAME##_layout::CTAS_PER_SM),       \
                   mha_forward::kernel<ELEMENT, NAME##_layout>(p))

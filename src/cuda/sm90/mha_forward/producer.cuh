@@ -57,24 +57,24 @@ template <typename Layout> struct TileProducer {
 
     DEVICE void run() const
     {
-        if (Layout::ONE_APART && p.call.b == 1 && (p.splits || p.blocks_of_split))
+        if (Layout::SINGLE_APART && p.call.b == 1 && (p.splits || p.blocks_of_split))
             run_of<true>();
         else
             run_of<false>();
     }
 
     /* Looks at the requests while the CTA starts. */
-    template <bool ONE> DEVICE void run_of() const
+    template <bool SINGLE> DEVICE void run_of() const
     {
-        using Window =
-            RequestWindow<Layout::ROWS, Layout::KEYS, Layout::SPLITS ? Numbers::SPLITS : Numbers::TILES, ONE>;
+        using Window = RequestWindow<Layout::ROWS, Layout::KEYS,
+                                     Layout::SPLITS ? Numbers::SPLITS : Numbers::TILES, SINGLE>;
         static_assert(Window::BYTES <= Layout::WINDOW_BYTES, "the window fits");
         wait_for_kernels_before(); /* the other warps wait for tiles */
         let_next_kernel_start();   /* not earlier: the join reads lengths before it waits for the parts */
         Window requests(p, l.smem + Layout::WINDOW_AT);
         const TileScheduler scheduler = {p};
         const bool one_each =
-            !ONE && requests.all_have_one_tile(); /* of one request the host knows it: no counters */
+            !SINGLE && requests.all_have_one_tile(); /* of one request the host knows it: no counters */
         if (elect_one() && !one_each) scheduler.begin();
         __syncthreads();
         uint32_t published = 0; /* tiles published so far */
@@ -92,11 +92,12 @@ template <typename Layout> struct TileProducer {
             } else {
                 write_empty(l.tile(stage));
             }
-            int next = one_each && !Layout::ONE_APART ? INT_MAX
-                                                      : 0; /* the other way ptxas keeps a register for it */
+            int next = one_each && !Layout::SINGLE_APART
+                           ? INT_MAX
+                           : 0; /* the other way ptxas keeps a register for it */
             if (elect_one() && !one_each) next = scheduler.next(i);
             next = __reduce_max_sync(~0u, next);
-            i = one_each && Layout::ONE_APART ? INT_MAX : next;
+            i = one_each && Layout::SINGLE_APART ? INT_MAX : next;
         }
         if (elect_one() && !one_each) scheduler.end(i);
     }

@@ -38,7 +38,8 @@ enum class Numbers { TILES, SPLITS, SPLIT_TILES };
 
 /* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
  * first + i. */
-template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = KEYS> struct RequestWindow {
+template <int ROWS, int KEYS, Numbers NUMBERS, bool SINGLE = false, int FEW_KEYS = KEYS>
+struct RequestWindow {
     static constexpr bool HAS_SPLITS = NUMBERS != Numbers::TILES;
     enum {
         FIRST_TILES_AT = 32 * 16,
@@ -55,8 +56,8 @@ template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = 
 
     DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
     {
-        if constexpr (ONE) {
-            fill_one();
+        if constexpr (SINGLE) {
+            fill_single();
         } else {
             if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
             fill();
@@ -65,7 +66,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = 
 
     /* Fills the window of a single request, without sums over lanes: with cold code every instruction before the first
      * tile delays a short call. */
-    DEVICE void fill_one()
+    DEVICE void fill_single()
     {
         const mha_forward_params &call = p.call;
         const uint32_t lane = fresh_thread() % 32;
@@ -170,7 +171,10 @@ template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = 
     DEVICE bool all_have_one_tile() const { return p.call.b <= 32 && end <= (int)gridDim.x; }
 
     /* Returns a / b; of a single request by few instructions, if a is not too large. */
-    static DEVICE int divide(int a, int b) { return ONE && a <= MHA_LARGEST_DIVIDED ? mha_div(a, b) : a / b; }
+    static DEVICE int divide(int a, int b)
+    {
+        return SINGLE && a <= MHA_LARGEST_DIVIDED ? mha_div(a, b) : a / b;
+    }
 
     /* Returns a split's share of the key blocks of a tile. The first splits have at most one block more than the
      * others. */
@@ -225,12 +229,12 @@ template <int ROWS, int KEYS, Numbers NUMBERS, bool ONE = false, int FEW_KEYS = 
     {
         for (; end <= i; fill()) {
             first += 32;
-            if (!ONE && first < p.call.b) continue;
+            if (!SINGLE && first < p.call.b) continue;
             store_shared_4(tile + offsetof(WorkTile, kv.blocks), ~0u);
             return -1;
         }
         int at = 0, within = i;
-        if constexpr (!ONE) {
+        if constexpr (!SINGLE) {
             const int first_tile = (int)load_shared_4(window + FIRST_TILES_AT + fresh_thread() % 32 * 4);
             at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1;
             within -= __shfl_sync(~0u, first_tile, at);
