@@ -942,55 +942,68 @@ static void gradients_of_hopper(void)
 
 /* Deterministic gradients without a causal mask take the key blocks of a head in groups, as many heads together as fill
  * the SMs with groups. */
-static void groups_of_hopper(void)
+struct group_case {
+    int64_t s_q, s_k, h_kv, d_qk;
+    int32_t deterministic, causal, group, heads; /* 0: not by groups */
+};
+
+static void check_groups(const struct group_case *of, int cases)
 {
-    static const struct {
-        int64_t s_q, s_k, h_kv, d_qk;
-        int32_t deterministic, causal, group, heads; /* 0: not by groups */
-        int context_sms;                             /* 0: all 132 */
-    } all[] = {
-        {4096, 8192, 16, 64, 1, 0, 32, 4, 0},
-        {4096, 2048, 16, 64, 1, 0, 32, 8, 0},
-        {4096, 8192, 6, 64, 1, 0, 64, 2, 0},
-        {4096, 16384, 1, 96, 1, 0, 64, 1, 0},
-        {4096, 8192, 3, 128, 1, 0, 64, 2, 0},
-        {4096, 128, 200, 128, 1, 0, 32, 132, 0},
-        {16384, 16384, 16, 64, 1, 0, 32, 4, 0},
-        {16384, 16384, 16, 128, 1, 0, 64, 2, 0}, /* 67 MB of four heads */
-        {1 << 20, 16384, 16, 64, 1, 0, 64, 2, 0},
-        {4096, 8192, 16, 192, 1, 0, 1, 0, 0},
-        {4096, 8192, 16, 256, 1, 0, 1, 0, 0},
-        {4096, 8192, 16, 64, 1, 1, 1, 0, 0},
-        {4096, 8192, 16, 64, 0, 0, 1, 0, 0},
-        {4096, 8192, 16, 64, 1, 0, 32, 2, 66},
-        {4096, 8192, 6, 64, 1, 0, 1, 0, 60},
-        {4096, 8192, 16, 64, 1, 0, 1, 0, 16},
-    };
-    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
-        const int64_t d_qk = all[i].d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
+    for (int i = 0; i < cases; i++, of++) {
+        const int64_t d_qk = of->d_qk, d_v = d_qk == 192 ? 128 : d_qk == 96 ? 64 : d_qk;
         const struct layout layout =
-            SHAPE_OF(layout, .b = 1, .s_q = all[i].s_q, .s_k = all[i].s_k, .h_q = all[i].h_kv,
-                     .h_kv = all[i].h_kv, .d_qk = d_qk, .d_v = d_v, .causal = all[i].causal, .has = HAS_LSE);
+            SHAPE_OF(layout, .b = 1, .s_q = of->s_q, .s_k = of->s_k, .h_q = of->h_kv, .h_kv = of->h_kv,
+                     .d_qk = d_qk, .d_v = d_v, .causal = of->causal, .has = HAS_LSE);
         struct mha_backward_call c;
         mha_backward_make(&c, &layout, gpu_number(0));
-        c.args.deterministic = all[i].deterministic;
-        fake->context_sms = all[i].context_sms;
+        c.args.deterministic = of->deterministic;
         CHECK_OK(mha_backward_run(&c));
         const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, launched(1));
-        CHECK(p.blocks_of_group == all[i].group && (!all[i].heads || p.heads_of_set == all[i].heads) &&
+        CHECK(p.blocks_of_group == of->group && (!of->heads || p.heads_of_set == of->heads) &&
                   p.heads_of_set >= 1 && p.heads_of_set <= p.call.h_kv,
               "case %d: groups of %d blocks, %d heads", i, p.blocks_of_group, p.heads_of_set);
     }
-    fake->context_sms = 0;
+}
+
+static void groups_of_hopper(void)
+{
+    static const struct group_case all[] = {
+        {4096, 8192, 16, 64, 1, 0, 32, 4},     {4096, 2048, 16, 64, 1, 0, 32, 8},
+        {4096, 8192, 6, 64, 1, 0, 64, 2},      {4096, 16384, 1, 96, 1, 0, 64, 1},
+        {4096, 8192, 3, 128, 1, 0, 64, 2},     {4096, 128, 200, 128, 1, 0, 32, 132},
+        {16384, 16384, 16, 64, 1, 0, 32, 4},   {16384, 16384, 16, 128, 1, 0, 64, 2}, /* 67 MB of four heads */
+        {1 << 20, 16384, 16, 64, 1, 0, 64, 2}, {4096, 8192, 16, 192, 1, 0, 1, 0},
+        {4096, 8192, 16, 256, 1, 0, 1, 0},     {4096, 8192, 16, 64, 1, 1, 1, 0},
+        {4096, 8192, 16, 64, 0, 0, 1, 0},
+    };
+    check_groups(all, sizeof all / sizeof *all);
+}
+
+/* A group's blocks must all run at once: in a green context it has no more of them than the context has SMs. */
+static void groups_of_66_sms(void)
+{
+    static const struct group_case all[] = {{4096, 8192, 16, 64, 1, 0, 32, 2},
+                                            {4096, 8192, 6, 64, 1, 0, 64, 1}};
+    fake->context_sms = 66;
+    check_groups(all, 2);
+}
+
+static void groups_of_40_sms(void)
+{
+    static const struct group_case all[] = {{4096, 8192, 16, 64, 1, 0, 32, 1},
+                                            {4096, 8192, 6, 64, 1, 0, 1, 0}};
+    fake->context_sms = 40;
+    check_groups(all, 2);
 }
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(
-        argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
-        splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused, out_of_single_tokens,
-        tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80, splits_of_sm80_on_hopper,
-        items_of_ragged_requests, no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
-        shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper, gradients_of_sinks,
-        sinks_with_dlse, padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
+                         splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused,
+                         out_of_single_tokens, tiles_of_sm80, splits_of_sm80, used_splits_of_sm80,
+                         too_many_parts_of_sm80, splits_of_sm80_on_hopper, items_of_ragged_requests,
+                         no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
+                         shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper,
+                         groups_of_66_sms, groups_of_40_sms, gradients_of_sinks, sinks_with_dlse, padding,
+                         padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }
