@@ -25,9 +25,9 @@ int32_t backward_heads(const struct backward_problem *p, struct backward_tiles t
     const int64_t blocks = cuda_ceil_div(p->s_k, tiles.keys),
                   of_key_head = cuda_ceil_div(p->s_q, tiles.rows) * tiles.heads;
     int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
-    /* The key blocks of a head add to a tile one after the other. Causal: each block begins at another tile.
-     * Full: all begin with the first tile (but in groups: sm90/mha_backward/choice.c), and enough heads are taken together that the next block starts
-     * about a tile later. */
+    /* The key blocks of a head add to a tile one after the other. Causal: each block begins at another tile. Full: all
+     * begin with the first tile (but in groups: sm90/mha_backward/choice.c), and enough heads are taken together that
+     * the next block starts about a tile later. */
     if (p->deterministic) heads = p->causal || !of_key_head ? 1 : cuda_ceil_div(sms, of_key_head);
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
 }

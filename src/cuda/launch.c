@@ -131,7 +131,6 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
     return status;
 }
 
-/* A launch that is captured is not refused for want of room, and would hang when the graph runs. */
 int32_t cuda_sms_of_context(const struct cuda_scope *scope)
 {
     static _Thread_local uint64_t known; /* the context's id + 1 */
@@ -154,6 +153,7 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     const int32_t shared_bytes = launch->shared_bytes ? launch->shared_bytes : launch->kernel->dynamic_bytes;
     const fmla_status status = cuda_load(operation, scope, launch->kernel, shared_bytes);
     if (status) return status;
+    /* A launch that is captured is not refused for want of room, and would hang when the graph runs. */
     if ((launch->flags & LAUNCH_COOPERATIVE) && cuda_sms_of_context(scope) < scope->device->sms)
         return CUDA_NO_ROOM;
     struct cu_launch_attribute attributes[3];

@@ -395,10 +395,10 @@ struct mha_backward_sm90_params {
     int32_t work_heads;                               /* query heads of an item: h_q / h_kv, or 1 */
     struct divisor key_heads_divisor, blocks_divisor; /* h_kv; key_blocks · h_kv */
     int32_t heads_of_set;                             /* key heads whose items are taken together */
-    int32_t
-        blocks_of_group; /* in order, not causal: key blocks of a head that begin at different tiles of rows */
-    float *rows;         /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
-    float *dq_sums;      /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
+    /* In order and without causal mask: key blocks of a head that begin at different tiles of rows (scheduler.cuh). */
+    int32_t blocks_of_group;
+    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
+    float *dq_sums; /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
     /* Where an item has one of several query heads: dK and dV of those that have been added (epilogue.cuh), and how many
      * they are, for each warp. */
     float *head_sums;      /* [key_blocks][h_kv][a block's keys][d_qk + d_v] */
@@ -431,8 +431,8 @@ struct mha_backward_sm80_params {
 #define MHA_BACKWARD_SM90_CTAS(d_qk)     ((d_qk) == 256 ? 2 : 1)
 #define MHA_BACKWARD_SM90_DQ_PARTS(d_qk) ((d_qk) == 256 ? 4 : 2)
 #define MHA_BACKWARD_SM90_THREADS(d_qk)  ((d_qk) == 64 ? 512 : 384)
-#define MHA_BACKWARD_SM90_SPREADS(d_qk)                                                                      \
-    ((d_qk) <= 128) /* whether there are groups of key blocks; else no registers */
+/* Whether key blocks form groups in order; the others have no registers for it. */
+#define MHA_BACKWARD_SM90_HAS_GROUPS(d_qk) ((d_qk) <= 128)
 enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2, DSINK_THREADS = 256 };
 
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */

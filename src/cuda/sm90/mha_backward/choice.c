@@ -12,6 +12,8 @@ enum {
     GROUPED_BYTES = 40 * 1000 * 1000 /* of L2, for the rows of heads whose groups are processed together */
 };
 
+_Static_assert(MOST_GROUP < 256, "pack_group has eight bits for it");
+
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
     return (struct backward_tiles){
@@ -25,11 +27,11 @@ int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms)
     const int64_t tokens = p->is_ragged ? p->max_s_q : p->s_q, /* the same in any batch */
         of_row = 2 * (p->d_qk + p->d_v) + 4 * p->d_qk;         /* bytes of Q, dO, and the sums of dQ */
     int32_t group = LEAST_GROUP;
-    if (!p->deterministic || p->causal || !MHA_BACKWARD_SM90_SPREADS(p->d_qk)) return 1;
+    if (!p->deterministic || p->causal || !MHA_BACKWARD_SM90_HAS_GROUPS(p->d_qk)) return 1;
     /* A group waits for the one before it of the same head: all heads of a set should have as many. What all read and add
      * to should stay in L2. */
     while (group < MOST_GROUP &&
-           (p->h_kv % (GROUPED / group) || GROUPED / group * tokens * of_row > GROUPED_BYTES))
+           (p->h_kv % (GROUPED / group) || tokens > GROUPED_BYTES / of_row / (GROUPED / group)))
         group *= 2;
     return group <= sms ? group : 1;
 }

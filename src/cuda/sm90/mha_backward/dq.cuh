@@ -32,9 +32,9 @@ DEVICE uint32_t dq_order(const mha_backward_sm90_params &p, const RowTiles<Layou
 {
     if (!p.in_order) return 0;
     const int before = load_uniform(work + offsetof(WorkTile, order));
-    if (MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) && !p.call.causal) {
-        const uint32_t spread = (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase));
-        return (uint32_t)(before + order_in_group(spread, -(t.diagonal + Layout::KEYS) / Layout::ROWS));
+    if (MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) && !p.call.causal) {
+        const uint32_t packed = (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase));
+        return (uint32_t)(before + order_in_group(packed, -(t.diagonal + Layout::KEYS) / Layout::ROWS));
     }
     return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, before) : before);
 }

@@ -39,7 +39,7 @@ struct WorkRows {
     int first_tile; /* first tile of rows that sees a key, numbered over all requests */
     int tiles;      /* tiles of a head; < 0: no more work tiles */
     int diagonal;   /* row i from first_tile on sees key t of the block if t + diagonal <= i */
-    uint32_t phase; /* of the barriers of K and V (phase_of), and its group (spread_word) */
+    uint32_t phase; /* of the barriers of K and V (phase_of), and its group (pack_group) */
 };
 struct WorkTile {
     WorkKeys k;
@@ -53,7 +53,7 @@ struct WorkTile {
 /* Returns the phase of the barriers of K and V, of a work tile's word `phase`. */
 template <typename Layout> DEVICE uint32_t phase_of(uint32_t word)
 {
-    return MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? word & 1 : word;
+    return MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) ? word & 1 : word;
 }
 
 /* Returns the keys of the work tile at the address `work`. */

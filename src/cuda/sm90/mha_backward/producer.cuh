@@ -147,22 +147,22 @@ template <typename Layout> struct Producer {
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         int start = 0, order = p.call.causal ? blocks - 1 - block : block;
-        uint32_t spread = MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? spread_word(0, 1, 31) : 0;
+        uint32_t packed = MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) ? pack_group(0, 1, 31) : 0;
         if (!p.call.causal && !p.in_order) {
             start = (int)((int64_t)block * tiles / blocks);
-        } else if (MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) && !p.call.causal) {
+        } else if (MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) && !p.call.causal) {
             const int members = min(blocks_of_group<Layout>(p), blocks - (block - b.member));
             if (tiles >= members) {
                 const int shift = 31 - __clz(tiles / members);
                 start = b.member << shift, order = block - b.member;
-                spread = spread_word(b.member, members, shift);
+                packed = pack_group(b.member, members, shift);
             }
         }
         const int first_key = block * KEYS + rank() * Layout::CTA_KEYS,
                   key_stage = l.key_stage(work_stage.index);
         publish({r.key + first_key, keys_from(r, first_key), p.call.starts_q ? 0u : (uint32_t)r.index,
                  (uint32_t)b.key_head},
-                {r.row_tile + first, tiles, diagonal - first * ROWS, (keys_parity(key_stage) ^ 1) | spread},
+                {r.row_tile + first, tiles, diagonal - first * ROWS, (keys_parity(key_stage) ^ 1) | packed},
                 start, order, head, r.key_block + block);
         if (!tiles) return 0;
         /* The second stage of keys is empty. The only one is not before the last rows have been read: rows first. */

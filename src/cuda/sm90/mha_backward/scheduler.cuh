@@ -44,7 +44,7 @@ struct KeyBlock {
 
 template <typename Layout> DEVICE int blocks_of_group(const mha_backward_sm90_params &p)
 {
-    return MHA_BACKWARD_SM90_SPREADS(Layout::D_QK) ? p.blocks_of_group : 1;
+    return MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) ? p.blocks_of_group : 1;
 }
 
 /* Returns the keys of work tile number `i`. */
@@ -74,16 +74,16 @@ template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm9
  * another: each `1 << shift` tiles behind the one before it, and behind the last tile it goes on with the first one. So
  * those that began before a tile, or at it, reach it first, the last of them before the others. A group's blocks are
  * processed at the same time: a CTA takes no further number before all of its group are taken. */
-DEVICE uint32_t spread_word(int member, int members, int shift)
+DEVICE uint32_t pack_group(int member, int members, int shift)
 {
     return (uint32_t)(member << 1 | members << 9 | shift << 17);
 }
 
 /* Returns how many key blocks of the group add to tile `tile` of the rows before this one. */
-DEVICE int order_in_group(uint32_t spread, int tile)
+DEVICE int order_in_group(uint32_t packed, int tile)
 {
-    const int member = (int)(spread >> 1 & 255), members = (int)(spread >> 9 & 255),
-              begun = min((tile >> (spread >> 17)) + 1, members);
+    const int member = (int)(packed >> 1 & 255), members = (int)(packed >> 9 & 255),
+              begun = min((tile >> (packed >> 17)) + 1, members);
     return begun - 1 - member + (member < begun ? 0 : members);
 }
 

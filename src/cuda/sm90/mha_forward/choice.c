@@ -12,8 +12,8 @@ static struct mha_tiling usual_tiling(const struct attention_problem *p, int32_t
     return (struct mha_tiling){MHA_SM90_ROWS(p->d_qk), MHA_SM90_KEYS(p->d_qk), sms};
 }
 
-_Static_assert(MHA_SM90_FEW_CTAS *MHA_SM90_FEW_ROWS <= MHA_SM90_ROWS(192) &&
-                   MHA_SM90_FEW_CTAS * MHA_SM90_FEW_ROWS <= MHA_SM90_ROWS(64),
+_Static_assert(MHA_SM90_ROWS(192) >= MHA_SM90_FEW_CTAS * MHA_SM90_FEW_ROWS &&
+                   MHA_SM90_ROWS(64) >= MHA_SM90_FEW_CTAS * MHA_SM90_FEW_ROWS,
                "parts of few rows have room");
 
 /* Tiles of few rows split keys otherwise, so by the batch only. Parts of their splits have no more rows than the usual

@@ -18,7 +18,8 @@
  * order_arrive; not in the plain kernel of 128/128, nor of few rows, where there is one consumer).
  *
  * The pipeline continues across tiles: the epilogue of a tile runs while the first scores of the next one are
- * in flight; it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed
+ * in flight; it stages O in shared memory and stores whole lines, 16 bytes a
+ * thread (at 256/256, and of few rows, without shared memory). No maximum is computed
  * unless a block outgrows a row (softmax.cuh); if its largest weight does too, the reference moves, and O is
  * rescaled before the block's P V is added. Blocks that no row of a consumer sees are skipped (skip_masked); in
  * others each row is masked.

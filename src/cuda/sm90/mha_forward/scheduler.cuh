@@ -37,7 +37,8 @@ DEVICE RowCoord coord_of_row(const mha_forward_sm90_params &p, int token, int he
 enum class Numbers { TILES, SPLITS, SPLIT_TILES };
 
 /* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
- * first + i. */
+ * first + i. SINGLE: the call has one request, whose splits the host chose. FEW_KEYS: of a block of the kernel for few
+ * rows, for the join, which is the same for both kernels with splits. */
 template <int ROWS, int KEYS, Numbers NUMBERS, bool SINGLE = false, int FEW_KEYS = KEYS>
 struct RequestWindow {
     static constexpr bool HAS_SPLITS = NUMBERS != Numbers::TILES;
