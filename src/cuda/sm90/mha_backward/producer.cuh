@@ -208,19 +208,20 @@ template <typename Layout> struct Producer {
         while (!__all_sync(~0u, (int)load_acquire(p.taken) >= numbers)) __nanosleep(200);
     }
 
-    /* The next number is taken ahead, except where work tiles wait for those of smaller numbers: a number taken ahead
-     * would keep them waiting until the current work tile is done. */
+    /* The next number is taken when the last rows are being loaded: one taken at a work tile's begin would wait behind it
+     * while other CTAs have none. A pair takes it then, because its exchange would be waited for; but not in order, where
+     * work tiles wait for those of smaller numbers, which must have begun. */
     DEVICE void run()
     {
-        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = !in_order,
+        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = Layout::CTAS > 1 && !in_order,
                    takes = rank() == 0;
         const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
         for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {
             int next = ahead && takes ? shares + next_number(p) : 0;
             const int end = produce(i);
-            if (in_order && takes) {
-                if (blocks_of_group<Layout>(p) > 1) wait_until_taken(end);
-                next = next_number(p);
+            if (!ahead && takes) {
+                if (in_order && blocks_of_group<Layout>(p) > 1) wait_until_taken(end);
+                next = (in_order ? 0 : shares) + next_number(p);
             }
             i = share_number(next);
         }
