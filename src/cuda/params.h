@@ -405,7 +405,8 @@ struct mha_backward_sm90_params {
     uint32_t *heads_added; /* [key_blocks][h_kv][warps of consumers] */
     int64_t head_counters; /* their number */
     uint32_t *taken;       /* items taken, in any order, besides the first item of each CTA */
-    /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
+    /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes and this number of work
+     * tiles in progress; 0: in any order. */
     int32_t in_order;
     int32_t clears;  /* others' data, or padding, may follow a request's last token or key */
     uint32_t *added; /* [h_q][row_tiles][dq_producers]: key blocks that have added (dq.cuh) */

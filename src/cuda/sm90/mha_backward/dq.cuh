@@ -11,7 +11,8 @@
  * until it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those
  * before it:
  *
- *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
+ *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal; of the last heads
+ *            of a request the first key block first
  *   full     group after group; within a group as they reach the tile, see order_in_group
  *
  * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being processed, or,
@@ -36,7 +37,9 @@ DEVICE uint32_t dq_order(const mha_backward_sm90_params &p, const RowTiles<Layou
         const uint32_t packed = (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase));
         return (uint32_t)(before + order_in_group(packed, -(t.diagonal + Layout::KEYS) / Layout::ROWS));
     }
-    return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, before) : before);
+    if (p.call.causal)
+        return (uint32_t)(before < 0 ? ~before : min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, before));
+    return (uint32_t)before;
 }
 
 /* Computes dQ: its part of the columns, over all keys of the work tile. */

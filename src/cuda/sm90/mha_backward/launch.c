@@ -63,7 +63,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .head_sums = (float *)(void *)(workspace + at.head_sums),
         .heads_added = (uint32_t *)(void *)(workspace + at.heads_added),
         .head_counters = at.head_counters,
-        .in_order = p->deterministic,
+        .in_order = p->deterministic ? sms / MHA_BACKWARD_SM90_CTAS(p->d_qk) : 0,
         .clears = p->is_ragged || p->ragged_q.used || p->ragged_k.used,
         .added = (uint32_t *)(void *)(workspace + at.added),
     };

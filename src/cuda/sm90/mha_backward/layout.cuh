@@ -45,7 +45,8 @@ struct WorkTile {
     WorkKeys k;
     WorkRows q;
     int start; /* the tile at which the loop over a head's tiles starts (scheduler.cuh) */
-    int order; /* in order: key blocks that add to dQ before this one; causal: those behind it; full: before its group */
+    int order; /* in order: key blocks that add to dQ before this one. Causal: those behind it, or, if its rows descend,
+                  less than 0: ~ of those before it. Full: those before its group */
     int head;  /* the first query head */
     int block; /* of all requests' keys, of one head */
 };

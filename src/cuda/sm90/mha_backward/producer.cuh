@@ -146,7 +146,7 @@ template <typename Layout> struct Producer {
         if (block >= blocks) return 0; /* the number has no keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        int start = 0, order = p.call.causal ? blocks - 1 - block : block;
+        int start = 0, order = !p.call.causal ? block : b.rows_descend ? ~block : blocks - 1 - block;
         uint32_t packed = MHA_BACKWARD_SM90_HAS_GROUPS(Layout::D_QK) ? pack_group(0, 1, 31) : 0;
         if (!p.call.causal && !p.in_order) {
             start = (int)((int64_t)block * tiles / blocks);
@@ -167,14 +167,17 @@ template <typename Layout> struct Producer {
         if (!tiles) return 0;
         /* The second stage of keys is empty. The only one is not before the last rows have been read: rows first. */
         if constexpr (Layout::KEY_STAGES > 1) load_keys(r, b.key_head, block, key_stage);
-        load_rows(r, head, first + start);
+        const auto load = [&](int h, int tile) {
+            load_rows(r, h, first + (b.rows_descend ? tiles - 1 - tile : tile));
+        };
+        load(head, start);
         if constexpr (Layout::KEY_STAGES == 1) load_keys(r, b.key_head, block, key_stage);
 #pragma unroll 1
         for (int h = head; h < head + p.work_heads; h++) {
 #pragma unroll 1
-            for (int tile = start + (h == head); tile < tiles; tile++) load_rows(r, h, first + tile);
+            for (int tile = start + (h == head); tile < tiles; tile++) load(h, tile);
 #pragma unroll 1
-            for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
+            for (int tile = 0; tile < start; tile++) load(h, tile);
         }
         return b.group_end;
     }
@@ -213,7 +216,7 @@ template <typename Layout> struct Producer {
      * work tiles wait for those of smaller numbers, which must have begun. */
     DEVICE void run()
     {
-        const bool in_order = p.in_order || p.work_heads < p.call.group, ahead = Layout::CTAS > 1 && !in_order,
+        const bool in_order = p.in_order || p.work_heads<p.call.group, ahead = Layout::CTAS> 1 && !in_order,
                    takes = rank() == 0;
         const int shares = (int)gridDim.x / Layout::CTAS, share = (int)blockIdx.x / Layout::CTAS;
         for (int i = in_order ? share_number(takes ? next_number(p) : 0) : share; i < p.items;) {

@@ -9,6 +9,12 @@
  * over its heads; in order without a causal mask group by group over its heads, the blocks of a group one after the other.
  * Per head the loop over the tiles of rows goes from tile `start` to the last and then from the first to the one before
  * `start`, so that CTAs that process the same head at the same time add to different tiles.
+ *
+ * In order with a causal mask the last key blocks, which have the fewest rows, come first: they reach a tile first, from
+ * their own diagonals, and none waits. But then the longest work tiles are the last to begin, and other CTAs have none
+ * meanwhile. So the last heads of a long request, whose blocks fill all CTAs, are taken together, the first blocks first;
+ * they go from the last tile of rows to their diagonals, each behind the blocks before it. In a short request they would
+ * wait for each other.
  */
 #pragma once
 
@@ -18,6 +24,8 @@
 #include "../../device/divide.cuh"
 
 namespace mha_backward {
+
+enum { LONG_REQUEST = 32 /* key blocks */ };
 
 /* Takes the next number of a work tile; the result is valid in the elected lane. */
 DEVICE int next_number(const mha_backward_sm90_params &p)
@@ -40,6 +48,7 @@ struct KeyBlock {
     int blocks;         /* of the request */
     int member;         /* which one of its group it is */
     int group_end;      /* the number behind those of its group */
+    bool rows_descend;  /* its loop goes from the last tile of rows to the first that sees it */
 };
 
 template <typename Layout> DEVICE int blocks_of_group(const mha_backward_sm90_params &p)
@@ -54,17 +63,29 @@ template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm9
     i -= part * p.key_blocks * p.call.h_kv;
     const Request r =
         find_request<false, Layout::ROWS, Layout::KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
-    const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
-              first_of_set = set * p.heads_of_set, heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
+    const int blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS;
+    const bool has_last = p.in_order && p.call.causal && blocks >= LONG_REQUEST;
+    const int last = has_last ? min(max(p.in_order / blocks, 1), p.call.h_kv) : 0,
+              before_last = p.call.h_kv - last, within = i - r.key_block * p.call.h_kv;
+    const bool is_last = within >= before_last * r.room;
+    const int set = within / (r.room * p.heads_of_set),
+              first_of_set = is_last ? before_last : set * p.heads_of_set,
+              heads = is_last ? last : min(before_last - first_of_set, p.heads_of_set),
               in_set = within - first_of_set * r.room, groups_before = in_set / (heads * of_group),
               first_of_group = groups_before * of_group, in_groups = in_set - first_of_group * heads,
               members = of_group == 1 ? 1 : min(of_group, r.room - first_of_group),
               head_in_set = in_groups / members, member = in_groups - head_in_set * members,
               head = first_of_set + head_in_set;
-    const int number = first_of_group + member, blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS,
-              block = p.in_order && p.call.causal ? r.room - 1 - number : number;
-    return {
-        r, head * p.call.group + part * p.work_heads, head, block, blocks, member, given - member + members};
+    const int number = first_of_group + member,
+              block = p.in_order && p.call.causal && !is_last ? r.room - 1 - number : number;
+    return {r,
+            head * p.call.group + part * p.work_heads,
+            head,
+            block,
+            blocks,
+            member,
+            given - member + members,
+            is_last};
 }
 
 /* Bits 1 to 8: which one of its group; 9 to 16: how many the group has; from 17 on: shift. Bit 0 is the phase of the
@@ -99,10 +120,12 @@ template <typename Layout> struct RowTiles {
     int index;    /* the tile's number over all heads */
     int in_run;   /* contiguous tiles left, including this one */
     int diagonal; /* row i of the tile sees key t of the work tile if t + diagonal <= i */
+    int step;     /* 1 or -1: to the next tile's number */
 
     DEVICE void begin(const mha_backward_sm90_params &p, uint32_t work)
     {
         left = load_uniform(work + offsetof(WorkTile, q.tiles)) * p.work_heads;
+        step = load_uniform(work + offsetof(WorkTile, order)) < 0 ? -1 : 1;
         if (left) begin_run(p, work);
     }
 
@@ -114,7 +137,7 @@ template <typename Layout> struct RowTiles {
                   head = load_uniform(work + offsetof(WorkTile, head));
         const int done = tiles * p.work_heads - left, h = done / tiles, i = done - h * tiles;
         const bool wraps = i >= tiles - start;
-        const int tile = i + start - (wraps ? tiles : 0);
+        const int nth = i + start - (wraps ? tiles : 0), tile = step < 0 ? tiles - 1 - nth : nth;
         index = (head + h) * p.row_tiles + first + tile;
         in_run = wraps ? tiles - i : tiles - start - i;
         diagonal = load_uniform(work + offsetof(WorkTile, q.diagonal)) - tile * Layout::ROWS;
@@ -124,7 +147,7 @@ template <typename Layout> struct RowTiles {
     DEVICE bool advance(const mha_backward_sm90_params &p, uint32_t work)
     {
         if (!--left) return false;
-        index++, diagonal -= Layout::ROWS;
+        index += step, diagonal -= step * Layout::ROWS;
         if (!--in_run) begin_run(p, work);
         return true;
     }
