@@ -962,6 +962,7 @@ static void check_groups(const struct group_case *of, int cases)
         CHECK(p.blocks_of_group == of->group && (!of->heads || p.heads_of_set == of->heads) &&
                   p.heads_of_set >= 1 && p.heads_of_set <= p.call.h_kv,
               "case %d: groups of %d blocks, %d heads", i, p.blocks_of_group, p.heads_of_set);
+        CHECK((attribute_of(launched(1), CU_LAUNCH_COOPERATIVE) != NULL) == (of->group > 1), "case %d", i);
     }
 }
 
@@ -979,21 +980,26 @@ static void groups_of_hopper(void)
     check_groups(all, sizeof all / sizeof *all);
 }
 
-/* A group's blocks must all run at once: in a green context it has no more of them than the context has SMs. */
-static void groups_of_66_sms(void)
+/* A group's blocks must all run at once: where the driver says that they cannot, or in a green context, a group is one
+ * block. */
+static const struct group_case of_one_block[] = {{4096, 8192, 16, 64, 1, 0, 1, 3},
+                                                 {4096, 8192, 6, 64, 1, 0, 1, 3}};
+
+static void groups_without_room(void)
 {
-    static const struct group_case all[] = {{4096, 8192, 16, 64, 1, 0, 32, 2},
-                                            {4096, 8192, 6, 64, 1, 0, 64, 1}};
-    fake->context_sms = 66;
-    check_groups(all, 2);
+    for (int i = 0; i < 2; i++) {
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        fake->once[CALL_cuLaunchKernelEx] = 1;
+        fake->passes[CALL_cuLaunchKernelEx] =
+            fake->calls[CALL_cuLaunchKernelEx] + 1; /* what prepares the rows */
+        check_groups(of_one_block + i, 1);
+    }
 }
 
-static void groups_of_40_sms(void)
+static void groups_of_a_green_context(void)
 {
-    static const struct group_case all[] = {{4096, 8192, 16, 64, 1, 0, 32, 1},
-                                            {4096, 8192, 6, 64, 1, 0, 1, 0}};
-    fake->context_sms = 40;
-    check_groups(all, 2);
+    fake->context_sms = 66;
+    check_groups(of_one_block, 2);
 }
 
 int main(int argc, char **argv)
@@ -1004,6 +1010,6 @@ int main(int argc, char **argv)
                          too_many_parts_of_sm80, splits_of_sm80_on_hopper, items_of_ragged_requests,
                          no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
                          shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper,
-                         groups_of_66_sms, groups_of_40_sms, gradients_of_sinks, sinks_with_dlse, padding,
-                         padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
+                         groups_without_room, groups_of_a_green_context, gradients_of_sinks, sinks_with_dlse,
+                         padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }

@@ -16,8 +16,8 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p);
 
 /* Returns how many key blocks of a head begin at different tiles of rows, and are therefore processed at the same time,
- * if the gradients are deterministic; 1 if none may wait for those behind it. On GPUs, or in contexts, of at least 64 SMs
- * it depends on the sizes alone, of ragged requests on max_s_q. */
+ * if the gradients are deterministic; 1 if none may wait for those behind it. On GPUs of at least 64 SMs it depends on
+ * the sizes alone, of ragged requests on max_s_q. */
 int32_t sm90_mha_backward_group(const struct backward_problem *p, int32_t sms);
 
 /* Returns the number of key heads whose key blocks are taken together. */

@@ -21,20 +21,27 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct back
     return cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params});
 }
 
+/* Key blocks of a group wait for each other, so all CTAs must run at once. Where they may not, a group is one block. */
 static fmla_status launch_products(const struct cuda_scope *scope, const struct backward_problem *p,
                                    struct mha_backward_sm90_params *params)
 {
+    const char *op = operation_name(OP_MHA_BACKWARD);
     const int64_t ctas = MHA_BACKWARD_SM90_CTAS(p->d_qk), most = scope->device->sms / ctas;
-    const struct cuda_launch launch = {
+    struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
                                                    .variant = mha_size_of(p->d_qk)}),
         .blocks = (params->items < most ? params->items : most) * ctas,
         .cluster = ctas > 1 ? (int32_t)ctas : 0,
-        .flags = LAUNCH_OVERLAP,
+        .flags = LAUNCH_OVERLAP | (params->blocks_of_group > 1 ? LAUNCH_COOPERATIVE : 0),
         .stream = p->stream,
     };
-    return params->items ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
-                         : FMLA_OK;
+    if (!params->items) return FMLA_OK;
+    const fmla_status status = cuda_launch(op, scope, &launch, (void *[]){params});
+    if (status != CUDA_NO_ROOM) return status;
+    params->blocks_of_group = 1;
+    params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), scope->device->sms);
+    launch.flags = LAUNCH_OVERLAP;
+    return cuda_launch(op, scope, &launch, (void *[]){params});
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
@@ -44,7 +51,6 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const struct backward_layout at = backward_layout(p, tiles);
     const int32_t q_columns = p->d_qk == 96 ? 32 : 64, key_columns = p->d_qk == 192 ? 32 : q_columns,
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
-    /* Key blocks of a group wait for each other: as many CTAs must run at once. */
     const int32_t sms = p->deterministic ? cuda_sms_of_context(scope) : scope->device->sms;
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
