@@ -13,7 +13,8 @@
 #define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1") X(H_DLSE, "dlse: 0 1")
 #define MHA_AXES_WITH(X, more_requests, own)                                                                 \
     X(H_B, "b: 0 1 2 7")                                                                                     \
-    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key) (deep)")  \
+    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key) (deep) "  \
+               "(groups)")                                                                                   \
     X(H_REQUESTS, "requests: apart ragged varied hostile (cut)" more_requests)                               \
     X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
     X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128) 256_256 96_64")                                        \

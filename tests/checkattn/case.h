@@ -18,7 +18,7 @@
 
 #include <stddef.h>
 
-enum { RESULTS = 4, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 20 };
+enum { RESULTS = 4, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 24 };
 
 /* The axes of an operation: a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,

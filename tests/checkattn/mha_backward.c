@@ -598,5 +598,6 @@ struct subject mha_backward = {
     .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
               FAULT(NAN) | FAULT(OUTSIDE) | FAULT(SINK) | FAULT(UNSTABLE),
-    .gpu = {MHA_GPU, .repeats = {MHA_REPEATS}},
+    .gpu = {MHA_GPU, .repeats = {MHA_REPEATS, "b 1, shape groups, deterministic 1",
+                                 "b 2, shape groups, heads 5_5, causal 1, used both, deterministic 1"}},
 };

@@ -6,7 +6,7 @@
 
 static const int64_t shapes[][2] = {{0, 5},       {1, 1},      {1, 4096},   {63, 65},       {128, 128},
                                     {1000, 1000}, {300, 2000}, {2000, 300}, {16384, 16384}, {150, 70},
-                                    {12, 9},      {70, 0},     {5, 20000}};
+                                    {12, 9},      {70, 0},     {5, 20000},  {4200, 8400}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}, {256, 256}, {96, 64}};
 
@@ -72,7 +72,9 @@ static double cost_seen(const int64_t *v)
 
 bool mha_has(const struct run *run, const int64_t *v)
 {
-    if (mha_on_tensor_cores(run->kernel) && v[H_INPUTS] == INPUTS_NAN_ENDS) return false;
+    const bool tensor_cores = mha_on_tensor_cores(run->kernel);
+    if (tensor_cores && v[H_INPUTS] == INPUTS_NAN_ENDS) return false;
+    if (!tensor_cores && v[H_SHAPE] == SHAPE_GROUPS) return false; /* it would take minutes */
     return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);
 }
 

@@ -27,6 +27,9 @@ enum {
 };
 enum { SIZES_192_128, SIZES_64_128 = 3, SIZES_256_256, MHA_WIDEST = 256 /* head size */ };
 
+enum {
+    SHAPE_GROUPS = 13
+}; /* several groups of key blocks, and heads that are taken together, in gradients */
 enum { H_DETERMINISTIC = H_LSE, H_DLSE = H_SPLITS }; /* axes of gradients */
 
 struct mha_case {

@@ -12,9 +12,10 @@
  *
  * In order with a causal mask the last key blocks, which have the fewest rows, come first: they reach a tile first, from
  * their own diagonals, and none waits. But then the longest work tiles are the last to begin, and other CTAs have none
- * meanwhile. So the last heads of a long request, whose blocks fill all CTAs, are taken together, the first blocks first;
- * they go from the last tile of rows to their diagonals, each behind the blocks before it. In a short request they would
- * wait for each other.
+ * meanwhile. So of a long request the last heads, as many as have blocks for all CTAs, are taken together, the first
+ * blocks first; they go from the last tile of rows to their diagonals, each behind the blocks before it. They do not wait
+ * either, because CTAs come to them one by one from the heads before. So they are at most half of the heads, and only
+ * of the last query heads of all key heads.
  */
 #pragma once
 
@@ -64,9 +65,11 @@ template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm9
     const Request r =
         find_request<false, Layout::ROWS, Layout::KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
     const int blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS;
-    const bool has_last = p.in_order && p.call.causal && blocks >= LONG_REQUEST;
-    const int last = has_last ? min(max(p.in_order / blocks, 1), p.call.h_kv) : 0,
-              before_last = p.call.h_kv - last, within = i - r.key_block * p.call.h_kv;
+    int last = 0; /* heads that are taken together, the first blocks first */
+    if (p.in_order && p.call.causal && blocks >= LONG_REQUEST && part == p.call.group - 1)
+        last = max(p.in_order / blocks, 1);
+    if (2 * last > p.call.h_kv) last = 0;
+    const int before_last = p.call.h_kv - last, within = i - r.key_block * p.call.h_kv;
     const bool is_last = within >= before_last * r.room;
     const int set = within / (r.room * p.heads_of_set),
               first_of_set = is_last ? before_last : set * p.heads_of_set,
