@@ -90,8 +90,10 @@ def run(
     options: Tuple[Any, ...],
     stream: int,
     d_v: Optional[int] = None,
+    turned: bool = False,
 ) -> Any:
-    """Calls an operation. Returns the results `given`, with new ones in place of None."""
+    """Calls an operation. Returns the results `given`, with new ones in place of None. `turned`: the last one, which is new, is
+    returned as its transpose."""
     arrays, missing = inputs + given, False
     for i in operation.written:
         if arrays[i] is None:
@@ -100,6 +102,8 @@ def run(
             refuse_fixed(operation.function, operation.names[i], arrays[i])
     results = _completed(operation, inputs, given, options[0] if d_v is None else d_v) if missing else given
     call(operation, inputs + results, options, stream)
+    if turned:
+        return (*results[:-1], results[-1].T)
     return results if len(results) != 1 else results[0]
 
 

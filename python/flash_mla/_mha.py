@@ -129,14 +129,15 @@ def _attend(
             raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
         in_memory = module.transposed(this, "lse", lse, stream)
     rest_of_inputs = cu_seqlens_qo, cu_seqlens_kv, attn_sink, seqused_q, seqused_k
+    turned = lse is None and not heads_first
     if out is None and lse is None and module.wants_gradient(*source, attn_sink):
         names = "q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "attn_sink", "seqused_q", "seqused_k"
         all_options = (d_qk, *options[:4], reproducible, *options[4:])
         out, in_memory = module.attend_for_gradient(names, (*source, *rest_of_inputs), all_options)
-    else:
-        inputs = q, k, v, *rest_of_inputs
-        out, in_memory = module.run(_operations.MHA_FORWARD, inputs, (out, in_memory), options, stream, d_v)
-    return out, in_memory if heads_first else in_memory.T if lse is None else lse
+        return out, in_memory.T if turned else in_memory
+    inputs, given = (q, k, v, *rest_of_inputs), (out, in_memory)
+    out, new = module.run(_operations.MHA_FORWARD, inputs, given, options, stream, d_v, turned)
+    return out, new if lse is None else lse
 
 
 MOST_SPLITS = 64

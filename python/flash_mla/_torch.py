@@ -76,17 +76,24 @@ _repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 # They take a `stream` like those of _arrays but ignore it: the current stream is used.
 
 
-def run(operation, inputs, given, options, stream, d_v=None):
-    """Calls an operation. Returns the results `given`, with new ones in place of None."""
+def run(operation, inputs, given, options, stream, d_v=None, turned=False):
+    """Calls an operation. Returns the results `given`, with new ones in place of None. `turned`: the last one, which is new, is
+    returned as its transpose. A repeated call makes it so, which takes less time than a view."""
     watched, last, all_new = _is_watched(), None, len(given) > 0
     for result in given:
         if result is not None:
             all_new = False
     if all_new and not watched:
-        last = _repeats[operation].last(inputs, d_v, options)
+        last = _repeats[operation].last(inputs, d_v, options, turned)
         again = last.repeat and last.repeat(inputs)
         if again is not None:
             return again
+    results = _run_anew(operation, inputs, given, options, d_v, watched, all_new, last)
+    return (*results[:-1], results[-1].T) if turned else results
+
+
+def _run_anew(operation, inputs, given, options, d_v, watched, all_new, last):
+    """Makes a call that repeats no other; `last` notes it, if not None."""
     size, tensors, results = options[0] if d_v is None else d_v, inputs, given
     if not all_new:
         if any([result is None for result in given]):

@@ -37,25 +37,26 @@ class Repeats:
     def __init__(self) -> None:
         self._last: Dict[Any, Last] = {}
 
-    def last(self, inputs: Tuple[Any, ...], d_v: Any, options: Tuple[Any, ...]) -> Last:
-        """Returns the entry for calls with these numbers and queries of this shape."""
+    def last(self, inputs: Tuple[Any, ...], d_v: Any, options: Tuple[Any, ...], turned: bool) -> Last:
+        """Returns the entry for calls with these numbers and queries of this shape. `turned`: their last result is returned as its
+        transpose."""
         try:
-            key = inputs[0].shape, d_v, options
+            key = inputs[0].shape, d_v, options, turned
             return self._last[key]
         except RuntimeError:  # the tensor has no shape
-            return Last()
+            return Last(turned)
         except KeyError:
             if len(self._last) >= _MOST_KEPT:
                 self._last.clear()
-            return self._last.setdefault(key, Last())
+            return self._last.setdefault(key, Last(turned))
 
 
 class Last:
     """Keeps the last call with one key, if the next may repeat it."""
 
-    def __init__(self) -> None:
+    def __init__(self, turned: bool) -> None:
         self.repeat: Optional[Repeat] = None
-        self._passed, self._wait = 0, 1
+        self._passed, self._wait, self._turned = 0, 1, turned
 
     def note(
         self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
@@ -71,7 +72,7 @@ class Last:
             self._wait = _MOST_WAITED
         elif not any(map(_requires_grad, [tensor for tensor in inputs if tensor is not None])):
             try:
-                self.repeat = Repeat(operation, inputs, results, options)
+                self.repeat = Repeat(operation, inputs, results, options, self._turned)
             except (TypeError, ValueError, RuntimeError):  # the guards of this version have another interface
                 self._wait = _MOST_WAITED
 
@@ -80,7 +81,12 @@ class Repeat:
     """The parts of a call that its repetitions share."""
 
     def __init__(
-        self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
+        self,
+        operation: _operations.Operation,
+        inputs: Tuple[Any, ...],
+        results: Tuple[Any, ...],
+        options: Any,
+        turned: bool,
     ):
         present = [at for at, tensor in enumerate(inputs) if tensor is not None]
         first, tensors = inputs[0], [inputs[at] for at in present]
@@ -97,7 +103,8 @@ class Repeat:
         self._are_alike = _Guards(*once, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         self._device = first.get_device() if first.is_cuda else None
         self._empty = _EMPTY[first.device.type]
-        self._results = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+        made = (*results[:-1], results[-1].T) if turned else results
+        self._results = [(tuple(result.shape), result.stride(), result.dtype) for result in made]
         self._places = [*present, *operation.written]
         self._forms = [form_of(tensor) for tensor in (*tensors, *results)]
         self._idle: List[_Arguments] = []

@@ -121,6 +121,17 @@ def test_one_tensor_for_two_inputs(device):
             assert same(call(**changed), results)
 
 
+def test_either_order_of_lse(device):
+    """Repeated calls make lse in the order that the long way returns."""
+    call, results = settled("mha_forward", device)
+    for heads_first in (True, False, True):
+        expected = long_way(call, lse_heads_first=heads_first)
+        call(lse_heads_first=heads_first), call(lse_heads_first=heads_first)
+        got = call(lse_heads_first=heads_first)
+        assert hits(call) and same(got, expected) and got[1].stride() == expected[1].stride()
+        assert same([got[0], got[1].T if heads_first else got[1]], results)
+
+
 def test_numbers_that_change(device):
     call, results = settled("dense_decode", device)
     for changed in (dict(softmax_scale=0.5), dict(causal=True), dict(log_base=2), dict(batch_invariant=True)):
