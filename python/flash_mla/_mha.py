@@ -71,21 +71,26 @@ def flash_attn_varlen_func(
     Raises:
         As `flash_mla_with_kvcache`.
     """
-    lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
-    return _attend((q, k, v), 0, (q, k, v), lengths, rest)
+    # fmt: off
+    return _attend(
+        (q, k, v), 0, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal,
+        deterministic, is_varlen, out, lse, lse_empty, log_base, stream, batch_invariant, num_splits, attn_sink, lse_heads_first,
+        seqused_q, seqused_k,
+    )
+    # fmt: on
 
 
+# fmt: off
 def _attend(
-    source: Tuple[Any, Any, Any], d_qk: int, parts: Tuple[Any, ...], lengths: Tuple[Any, ...], rest: Tuple[Any, ...]
+    source: Tuple[Any, Any, Any], d_qk: int,
+    q: Any, k: Any, v: Any, cu_seqlens_qo: Any, cu_seqlens_kv: Any, max_seqlen_qo: int, max_seqlen_kv: int, dropout_p: float,
+    softmax_scale: Optional[float], causal: bool, deterministic: bool, is_varlen: bool, out: Any, lse: Any, lse_empty: float,
+    log_base: float, stream: int, batch_invariant: bool, num_splits: int, attn_sink: Any, lse_heads_first: bool, seqused_q: Any,
+    seqused_k: Any,
 ) -> Tuple[Any, Any]:
-    """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths. `parts`: q, k and
-    v. `rest`: the arguments from dropout_p on."""
-    q, k, v = parts
-    cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv = lengths
-    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more = rest
-    batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k = more
+    # fmt: on
+    """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths. The arguments
+    come one by one, because tuples of them would take half a microsecond of a call."""
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -170,11 +175,14 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
     name one of these."""
-    parts = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
-    lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
-    return _attend((None, qkv, None), head_dim_qk, parts, lengths, rest)
+    q, k, v = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
+    # fmt: off
+    return _attend(
+        (None, qkv, None), head_dim_qk, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        deterministic, is_varlen, out, lse, lse_empty, log_base, stream, batch_invariant, num_splits, attn_sink, lse_heads_first,
+        seqused_q, seqused_k,
+    )
+    # fmt: on
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -205,11 +213,14 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
     of these."""
-    parts = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
-    lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    more = batch_invariant, num_splits, attn_sink, lse_heads_first, seqused_q, seqused_k
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, more
-    return _attend((q, kv, None), head_dim_qk, (q, *parts), lengths, rest)
+    k, v = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
+    # fmt: off
+    return _attend(
+        (q, kv, None), head_dim_qk, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale,
+        causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, batch_invariant, num_splits, attn_sink,
+        lse_heads_first, seqused_q, seqused_k,
+    )
+    # fmt: on
 
 
 def _parts(this: str, name: str, packed: Any, head_dim_qk: Any, count: int, stream: Any) -> Any:

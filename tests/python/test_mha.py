@@ -192,7 +192,7 @@ def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
     arguments = packed(name, problem, kind)
     # After the differentiated inputs and the position of the cut.
-    monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, parts, *_: seen.update(enumerate(parts)))
+    monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, q, k, v, *_: seen.update(enumerate((q, k, v))))
     getattr(flash_mla, name)(*arguments)
     whole, parts = (arguments[0], range(3)) if name == QKV else (arguments[1], (1, 2))
     for i in parts:
