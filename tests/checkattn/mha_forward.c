@@ -134,11 +134,9 @@ struct subject mha_forward = {
                 "b 3, shape deep, heads 16_1, requests varied, causal 1, splits batch, sink high",
                 "b 2, shape deep, heads 5_5, sizes 96_64, splits batch, inputs spiked",
                 "b 1, shape long, heads 32_4, requests ragged, splits batch, sink finite, used k",
-                "b 1, shape deep, heads 2_1, sizes 64_64, requests hostile, causal 1, splits batch, sink "
-                "high, used both",
+                "b 1, shape deep, sizes 64_64, requests hostile, causal 1, splits batch, sink high, used q",
                 "b 1, shape deep, heads 16_1, sizes 128_128, splits batch, used k",
-                "b 1, shape wide, heads 5_5, sizes 256_256, requests ragged, causal 1, splits batch, sink "
-                "finite, used k"},
+                "b 1, shape wide, sizes 256_256, requests ragged, causal 1, splits batch, sink high, used k"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
     .gpu = {MHA_GPU,
