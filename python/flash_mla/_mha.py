@@ -90,7 +90,7 @@ def _attend(
 ) -> Tuple[Any, Any]:
     # fmt: on
     """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths. The arguments
-    come one by one, because tuples of them would take half a microsecond of a call."""
+    come one by one, because each call would make and unpack tuples of them."""
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)

@@ -27,9 +27,7 @@ enum {
 };
 enum { SIZES_192_128, SIZES_64_128 = 3, SIZES_256_256, MHA_WIDEST = 256 /* head size */ };
 
-enum {
-    SHAPE_GROUPS = 13
-}; /* several groups of key blocks, and heads that are taken together, in gradients */
+enum { SHAPE_GROUPS = 13 }; /* its gradients have several groups of key blocks a head */
 enum { H_DETERMINISTIC = H_LSE, H_DLSE = H_SPLITS }; /* axes of gradients */
 
 struct mha_case {

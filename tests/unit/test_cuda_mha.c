@@ -982,11 +982,10 @@ static void groups_of_hopper(void)
 
 /* A group's blocks must all run at once: where the driver says that they cannot, or in a green context, a group is one
  * block. */
-static const struct group_case of_one_block[] = {{4096, 8192, 16, 64, 1, 0, 1, 3},
-                                                 {4096, 8192, 6, 64, 1, 0, 1, 3}};
-
 static void groups_without_room(void)
 {
+    static const struct group_case of_one_block[] = {{4096, 8192, 16, 64, 1, 0, 1, 3},
+                                                     {4096, 8192, 6, 64, 1, 0, 1, 3}};
     for (int i = 0; i < 2; i++) {
         fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
         fake->once[CALL_cuLaunchKernelEx] = 1;
@@ -998,6 +997,8 @@ static void groups_without_room(void)
 
 static void groups_of_a_green_context(void)
 {
+    static const struct group_case of_one_block[] = {{4096, 8192, 16, 64, 1, 0, 1, 2},
+                                                     {4096, 8192, 6, 64, 1, 0, 1, 2}};
     fake->context_sms = 66;
     check_groups(of_one_block, 2);
 }

@@ -8,11 +8,11 @@
  *
  * A counter per tile and producer counts the key blocks that have added. The first one stores, so that the
  * sums need not be cleared. Without fixed order the first one is the one that claims the tile; others wait
- * until it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those
- * before it:
+ * until it has stored. Deterministic: the order depends on the sizes and the number of SMs, and a key block
+ * waits for those before it:
  *
- *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal; of the last heads
- *            of a request the first key block first
+ *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal; in the last heads
+ *            of a long request the first key block first (scheduler.cuh)
  *   full     group after group; within a group as they reach the tile, see order_in_group
  *
  * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being processed, or,

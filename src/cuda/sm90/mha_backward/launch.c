@@ -39,7 +39,7 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
     const fmla_status status = cuda_launch(op, scope, &launch, (void *[]){params});
     if (status != CUDA_NO_ROOM) return status;
     params->blocks_of_group = 1;
-    params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), scope->device->sms);
+    params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), params->in_order);
     launch.flags = LAUNCH_OVERLAP;
     return cuda_launch(op, scope, &launch, (void *[]){params});
 }
@@ -51,6 +51,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const struct backward_layout at = backward_layout(p, tiles);
     const int32_t q_columns = p->d_qk == 96 ? 32 : 64, key_columns = p->d_qk == 192 ? 32 : q_columns,
                   k_box = (int32_t)p->d_qk / MHA_BACKWARD_SM90_CTAS(p->d_qk);
+    /* The order of deterministic sums follows from the SMs that the call may have. */
     const int32_t sms = p->deterministic ? cuda_sms_of_context(scope) : scope->device->sms;
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {

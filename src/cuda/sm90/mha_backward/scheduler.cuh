@@ -14,8 +14,8 @@
  * their own diagonals, and none waits. But then the longest work tiles are the last to begin, and other CTAs have none
  * meanwhile. So of a long request the last heads, as many as have blocks for all CTAs, are taken together, the first
  * blocks first; they go from the last tile of rows to their diagonals, each behind the blocks before it. They do not wait
- * either, because CTAs come to them one by one from the heads before. So they are at most half of the heads, and only
- * of the last query heads of all key heads.
+ * either, because CTAs come to them one by one from the heads before. So at most half of the heads go that way, and
+ * where query heads share a key head only the last of these.
  */
 #pragma once
 
@@ -26,7 +26,8 @@
 
 namespace mha_backward {
 
-enum { LONG_REQUEST = 32 /* key blocks */ };
+/* A request of so many key blocks is long: in a shorter one the last heads would wait for each other. */
+enum { LONG_REQUEST = 32 };
 
 /* Takes the next number of a work tile; the result is valid in the elected lane. */
 DEVICE int next_number(const mha_backward_sm90_params &p)
