@@ -25,8 +25,7 @@ _WORTH = 8  # this many short calls amortise the preparation
 _MOST_WAITED = 1 << 10
 _MOST_KEPT = 8  # per operation; on the CPU each may keep some memory for its next call (_described.host_scratch)
 
-_PLAIN, _data_ptr = {torch.Tensor}, torch.Tensor.data_ptr
-_is_nested, _requires_grad = operator.attrgetter("is_nested"), operator.attrgetter("requires_grad")
+_Tensor, _data_ptr, _requires_grad = torch.Tensor, torch.Tensor.data_ptr, operator.attrgetter("requires_grad")
 _WORDS = ctypes.sizeof(Tensor) // 8
 """The 8-byte words of an fmla_tensor; the first is the address."""
 
@@ -115,13 +114,14 @@ class Repeat:
         for at in self._absent:
             if inputs[at] is not None:
                 return None
-        tensors, stream = self._present(inputs), 0
-        # The guards fail on a tensor without strides: one without memory, or a nested one.
-        if not _PLAIN.issuperset(map(type, tensors)) or any(map(_is_nested, tensors)):
-            return None
+        tensors, pointers, stream = self._present(inputs), [], 0
         try:
-            pointers = [*map(_data_ptr, tensors)]
-        except RuntimeError:
+            for tensor in tensors:
+                # The guards fail on a tensor without strides: one without memory, or a nested one.
+                if type(tensor) is not _Tensor or tensor.is_nested:
+                    return None
+                pointers.append(tensor.data_ptr())
+        except RuntimeError:  # it has no memory
             return None
         once = tensors
         if self._twice:
