@@ -83,6 +83,12 @@ def free_scratch(memory: Any) -> None:
 # ---- Called by the public functions ------------------------------------------------------------------------------------
 
 
+def last_like(
+    operation: _operations.Operation, inputs: Tuple[Any, ...], numbers: Tuple[Any, ...], turned: bool
+) -> None:
+    """Returns None: no calls on these arrays are kept."""
+
+
 def run(
     operation: _operations.Operation,
     inputs: Tuple[Any, ...],
@@ -91,9 +97,10 @@ def run(
     stream: int,
     d_v: Optional[int] = None,
     turned: bool = False,
+    last: None = None,
 ) -> Any:
     """Calls an operation. Returns the results `given`, with new ones in place of None. `turned`: the last one, which is new, is
-    returned as its transpose."""
+    returned as its transpose. `last`: what `last_like` returned."""
     arrays, missing = inputs + given, False
     for i in operation.written:
         if arrays[i] is None:

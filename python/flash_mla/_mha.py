@@ -93,6 +93,25 @@ def _attend(
     come one by one, because each call would make and unpack tuples of them."""
     this = _operations.MHA
     module = module_of(this, "q", q)
+    inputs, last = (q, k, v, cu_seqlens_qo, cu_seqlens_kv, attn_sink, seqused_q, seqused_k), None
+    if (
+        out is None
+        and lse is None
+        and type(max_seqlen_qo) is type(max_seqlen_kv) is type(stream) is type(num_splits) is int
+        and type(dropout_p) in _REAL
+        and (softmax_scale is None or type(softmax_scale) is float)
+        and type(lse_empty) is float
+        and type(log_base) in _REAL
+        and type(causal) is type(deterministic) is type(is_varlen) is type(batch_invariant) is bool
+        and type(lse_heads_first) is bool
+    ):  # equal numbers of these types pass the same checks; 1 and 1.0, which are equal too, would not
+        flags = causal, deterministic, is_varlen, batch_invariant
+        floats = dropout_p, softmax_scale, lse_empty, log_base
+        numbers = max_seqlen_qo, max_seqlen_kv, stream, num_splits, *floats, *flags
+        last = module.last_like(_operations.MHA_FORWARD, inputs, numbers, not lse_heads_first)
+        again = last and last.repeat and last.repeat(inputs)
+        if again is not None:
+            return again
     kind = type(q)
     if not (
         type(k) is type(v) is type(cu_seqlens_qo) is type(cu_seqlens_kv) is kind
@@ -133,19 +152,19 @@ def _attend(
         if shape != (tokens, h_q):
             raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
         in_memory = module.transposed(this, "lse", lse, stream)
-    rest_of_inputs = cu_seqlens_qo, cu_seqlens_kv, attn_sink, seqused_q, seqused_k
     turned = lse is None and not heads_first
     if out is None and lse is None and module.wants_gradient(*source, attn_sink):
         names = "q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "attn_sink", "seqused_q", "seqused_k"
         all_options = (d_qk, *options[:4], reproducible, *options[4:])
-        out, in_memory = module.attend_for_gradient(names, (*source, *rest_of_inputs), all_options)
+        out, in_memory = module.attend_for_gradient(names, (*source, *inputs[3:]), all_options)
         return out, in_memory.T if turned else in_memory
-    inputs, given = (q, k, v, *rest_of_inputs), (out, in_memory)
-    out, new = module.run(_operations.MHA_FORWARD, inputs, given, options, stream, d_v, turned)
+    given = out, in_memory
+    out, new = module.run(_operations.MHA_FORWARD, inputs, given, options, stream, d_v, turned, last)
     return out, new if lse is None else lse
 
 
 MOST_SPLITS = 64
+_REAL = float, int
 # The arrays other than q.
 _MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse", "attn_sink", "seqused_q", "seqused_k"
 

@@ -76,14 +76,22 @@ _repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 # They take a `stream` like those of _arrays but ignore it: the current stream is used.
 
 
-def run(operation, inputs, given, options, stream, d_v=None, turned=False):
+def last_like(operation, inputs, numbers, turned):
+    """Returns the entry of calls with these arguments, for a function whose checks take longer than a repetition; None if a mode is
+    active. If the entry has a `repeat`, it may be called before the checks. A call that it accepts has tensors of the forms, and
+    numbers, that passed them, and needs no gradient. `numbers`: immutable and in the form in which they were passed."""
+    return None if _is_watched() else _repeats[operation].last(inputs, None, numbers, turned)
+
+
+def run(operation, inputs, given, options, stream, d_v=None, turned=False, last=None):
     """Calls an operation. Returns the results `given`, with new ones in place of None. `turned`: the last one, which is new, is
-    returned as its transpose. A repeated call makes it so, which takes less time than a view."""
-    watched, last, all_new = _is_watched(), None, len(given) > 0
+    returned as its transpose. A repeated call makes it so, which takes less time than a view. `last`: what `last_like` returned, if
+    its `repeat` did not accept the call."""
+    watched, all_new = last is None and _is_watched(), len(given) > 0
     for result in given:
         if result is not None:
             all_new = False
-    if all_new and not watched:
+    if all_new and not watched and last is None:
         last = _repeats[operation].last(inputs, d_v, options, turned)
         again = last.repeat and last.repeat(inputs)
         if again is not None:

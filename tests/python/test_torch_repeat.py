@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tests calls that repeat the previous one, which take a shorter path, and calls that do not."""
 
+import numpy
 import pytest
 
 from calls import NAMES, OPERATIONS
@@ -301,6 +302,60 @@ def test_calls_of_many_shapes(device):
     for count in range(200):
         call(softmax_scale=1 + count)
     assert len(_torch._repeats[_operations.DENSE_DECODE]._last) <= _torch_repeat._MOST_KEPT
+
+
+# ---- Before the checks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument,equal",
+    [
+        *[("max_seqlen_qo", 4.0), ("max_seqlen_kv", 5.0), ("stream", 0.0), ("num_splits", 0.0)],
+        *[(name, 0.0) for name in ("causal", "deterministic", "batch_invariant", "lse_heads_first")],
+        ("is_varlen", 1.0),
+    ],
+)
+def test_equal_number_of_a_wrong_type(argument, equal, device):
+    """dense MHA looks for a kept call before it checks the arguments: a float equals the integer or flag of one, but is refused."""
+    call, expected = settled("mha_forward", device)
+    with refused(TypeError, call.name, argument):
+        call(**{argument: equal})
+    assert hits(call) == 1 and same(call(), expected) and hits(call) == 2
+
+
+def test_number_that_changes_in_place(device):
+    """A number may be any object with a value; the value counts."""
+    call, scale = of("mha_forward", device), torch.tensor(0.5)
+    for value in (0.5, 0.25):
+        scale.fill_(value)
+        expected = long_way(call, softmax_scale=value)
+        for _ in range(4):
+            assert same(call(softmax_scale=scale), expected)
+    assert hits(call) == 2  # by the number that the checks return
+
+
+def test_array_of_a_wrong_kind(device):
+    call, expected = settled("mha_forward", device)
+    for argument in ("k", "v", "cu_seqlens_qo", "cu_seqlens_kv"):
+        for wrong in (None, 1, numpy.zeros(3)):
+            with refused(TypeError, call.name, argument):
+                call(**{argument: wrong})
+    with refused(TypeError, call.name, "seqused_k"):
+        call(seqused_k=[1])
+    assert same(call(), expected)
+
+
+def test_gradients_of_a_kept_call(device):
+    """A tensor that requires a gradient gets it, whatever calls were kept."""
+    call, expected = settled("mha_forward", device)
+    for argument in ("q", "k", "v", "attn_sink"):
+        tensor = call.inputs[argument].clone().requires_grad_()
+        for _ in range(3):
+            results = call(**{argument: tensor})
+            assert same([result.detach() for result in results], expected)
+            assert torch.autograd.grad([result.float().sum() for result in results], tensor)[0].shape == tensor.shape
+            with torch.no_grad():
+                assert not any(result.requires_grad for result in call(**{argument: tensor}))
 
 
 # ---- Types of one byte ------------------------------------------------------------------------------------------------
