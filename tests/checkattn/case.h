@@ -18,7 +18,7 @@
 
 #include <stddef.h>
 
-enum { RESULTS = 4, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 24 };
+enum { RESULTS = 4, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 32 };
 
 /* The axes of an operation: a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,
@@ -80,6 +80,7 @@ struct test_case {
     bool large_apart;  /* the cosine omits elements of out above 1 */
     bool captured;     /* on a GPU: each call runs in a graph */
     bool unordered;    /* bits of the first result may vary between runs */
+    bool of_batch;     /* bits of a request may depend on the others */
 };
 
 /* Returns the number of requests, also if tokens are one dimension and starts delimit the requests. */
@@ -106,7 +107,8 @@ struct view {
 struct part {
     struct view view;
     int64_t request, n;
-    int64_t first, tokens; /* the request's tokens in the case; default: all */
+    int64_t first, tokens;   /* the request's tokens in the case; default: all */
+    int64_t first_key, keys; /* likewise */
     struct {
         void *memory; /* memory of a view's tensors, freed afterwards; NULL: none */
         size_t bytes;
@@ -170,9 +172,6 @@ struct maker {
     void (*part)(struct test_case *c, int64_t request, struct part *part);
 };
 
-/* A value of the axis splits: with it a request's bits may depend on the others. */
-enum { SPLITS_OF_BATCH = 1 };
-
 /* What an operation sets: `of`, `maker`, `values` and `faults`, and what differs from the default. A list
  * of texts ends with NULL. */
 struct subject {
@@ -210,9 +209,9 @@ struct subject {
     int axes;
     const char *name;
     const struct member *tensor[MAX_TENSORS];
-    int tensors, results, result[RESULTS];       /* outputs in order: out first, lse last */
-    int tables, sink;                            /* tables: first of a plan's two */
-    int threads, plan, invariant, splits, dtype; /* axes of these names */
+    int tensors, results, result[RESULTS]; /* outputs in order: out first, lse last */
+    int tables, sink;                      /* tables: first of a plan's two */
+    int threads, plan, invariant, dtype;   /* axes of these names */
 };
 
 /* Bit of `faults`. */

@@ -126,9 +126,9 @@ static void check_parts(struct test_case *c)
     const struct run *run = c->run;
     const int axis = c->op->invariant;
     const bool planted = run->fault == FAULT_BATCH;
-    if (!c->op->maker->part || !c->b || (run->fault != FAULT_NONE && !planted) || (axis && !c->v[axis]))
+    if (!c->op->maker->part || !c->b || (run->fault != FAULT_NONE && !planted) || (axis && !c->v[axis]) ||
+        c->of_batch)
         return;
-    if (c->op->splits && c->v[c->op->splits] == SPLITS_OF_BATCH) return;
     const int64_t requests = case_requests(c), parts = axis           ? (on_gpu(run) ? 4 : 1)
                                                        : requests > 1 ? requests
                                                                       : 0;
@@ -294,7 +294,6 @@ void operation_begin(struct subject *op, uint64_t seed)
         if (!strcmp(op->axis[i].name, "threads")) op->threads = i;
         if (!strcmp(op->axis[i].name, "plan")) op->plan = i;
         if (!strcmp(op->axis[i].name, "batch_invariant")) op->invariant = i;
-        if (!strcmp(op->axis[i].name, "splits")) op->splits = i;
         if (!strcmp(op->axis[i].name, "dtype")) op->dtype = i;
     }
     if (op->maker->draw) draw(op->maker, seed);

@@ -86,6 +86,8 @@ static void make(struct test_case *c)
     /* The default may be such a kernel. */
     const bool products = c->run->by_default ? on_gpu(c->run) : mha_on_tensor_cores(c->run->kernel);
     c->unordered = products && c->v[H_DETERMINISTIC] != 1;
+    /* There cuda-sm80 has blocks of 64 or of 128 keys. */
+    c->of_batch = products && c->v[H_SIZES] == SIZES_192_128 && strcmp(c->run->kernel, "cuda-sm90") != 0;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
     case_sinks(c, c->v[H_SINK]);
@@ -575,15 +577,22 @@ static void fault_cases(struct suite *suite)
     const struct run *run = &suite->run[0];
     for (uint64_t i = 0; i < 8; i++)
         suite_case(suite, run->seed + i, false,
-                   "b 7, heads 5_5, causal 1, layout padded, shape few, sink %s, requests %s",
+                   "b 7, heads 5_5, causal 1, layout padded, shape few%s, sink %s, requests %s",
+                   run->fault == FAULT_BATCH ? ", sizes 128_128, deterministic 1" : "",
                    run->fault == FAULT_SINK || i % 4 > 1 ? "finite" : "none",
                    run->fault == FAULT_OUTSIDE ? "within"
                    : i % 2                     ? "varied"
                                                : "apart");
 }
 
-static const struct maker maker = {
-    .size = sizeof(struct mha_case), .draw = mha_draw, .make = make, .seen = mha_seen, .compare = compare};
+static const struct maker maker = {.size = sizeof(struct mha_case),
+                                   .draw = mha_draw,
+                                   .make = make,
+                                   .seen = mha_seen,
+                                   .compare = compare,
+                                   .part = mha_part};
+
+#define GROUPS "shape groups, deterministic 1"
 
 struct subject mha_backward = {
     MHA_SUBJECT,
@@ -594,10 +603,15 @@ struct subject mha_backward = {
                 "b 3, shape rows, heads 5_5, sizes 128_128, causal 1, sink infinite, dlse 1",
                 "b 3, shape rows, heads 16_1, sizes 128_128, requests within, sink high, dlse 1",
                 "b 3, shape even, heads 5_5, causal 1, sink high, dlse 1, inputs spiked",
-                "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS},
+                "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS,
+                "b 1, " GROUPS ", heads 5_5, sizes 128_128", "b 1, " GROUPS ", heads 32_4, sizes 64_64",
+                "b 2, " GROUPS ", heads 2_1, sizes 128_128, requests cut",
+                "b 2, " GROUPS ", heads 5_5, sizes 96_64, dtype fp16, requests ragged, used k",
+                "b 2, " GROUPS ", heads 2_1, sizes 64_64, used k",
+                "b 2, " GROUPS ", heads 5_5, requests ragged, causal 1, used both"},
     .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
-              FAULT(NAN) | FAULT(OUTSIDE) | FAULT(SINK) | FAULT(UNSTABLE),
-    .gpu = {MHA_GPU, .repeats = {MHA_REPEATS, "b 1, shape groups, deterministic 1",
-                                 "b 2, shape groups, heads 5_5, causal 1, used both, deterministic 1"}},
+              FAULT(NAN) | FAULT(OUTSIDE) | FAULT(SINK) | FAULT(UNSTABLE) | FAULT(BATCH),
+    .gpu = {MHA_GPU,
+            .repeats = {MHA_REPEATS, "b 1, " GROUPS, "b 2, " GROUPS ", heads 5_5, causal 1, used both"}},
 };

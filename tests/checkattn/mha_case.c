@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "mha_case.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -268,6 +269,32 @@ void mha_whole(const struct test_case *c, struct view *view)
 {
     static const char *const names[] = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"};
     for (int i = 0; i < 4; i++) set_tensor(c->op, &view->args, mha_tensor(c, names[i]), NULL);
+}
+
+void mha_part(struct test_case *c, int64_t request, struct part *part)
+{
+    struct view *view = &part->view;
+    snprintf(part->what, sizeof part->what, "request %lld alone has other bits than in the batch",
+             (long long)request);
+    part->request = c->flat ? 0 : request, part->n = 1;
+    if (!c->flat) {
+        view_narrow_all(c, view, DIM_b, request, 1);
+        return;
+    }
+    part->first = mha_begin(c, false, request), part->tokens = mha_length(c, false, request);
+    part->first_key = mha_begin(c, true, request), part->keys = mha_length(c, true, request);
+    view_narrow_all(c, view, DIM_tokens_q, part->first, part->tokens);
+    view_narrow_all(c, view, DIM_tokens_k, part->first_key, part->keys);
+    /* max_s_q stays: splits, and the order in which key blocks add to dq, follow from it */
+    *(int64_t *)op_option(c->op->of, &view->args, "max_s_k") = part->keys;
+    for (int k = 0; k < 2; k++) {
+        const int i = MHA(cu_seqlens_q) + k;
+        set_tensor(c->op, &view->args, mha_tensor(c, k ? "seqused_k" : "seqused_q"), NULL);
+        part->own[k].bytes = 2 * sizeof(int32_t);
+        int32_t *starts = part->own[k].memory = must_alloc(part->own[k].bytes);
+        starts[0] = 0, starts[1] = (int32_t)(k ? part->keys : part->tokens);
+        view->tensor[i].data = starts, view->tensor[i].byte_offset = 0, view->shape[i][0] = 2;
+    }
 }
 
 void mha_set_apart(struct view *view, int i)

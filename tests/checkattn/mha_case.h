@@ -87,6 +87,10 @@ int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int6
 /* Names no starts and no lengths in use in the arguments of a view. */
 void mha_whole(const struct test_case *c, struct view *view);
 
+/* Makes a request alone, in the same form; if requests are concatenated, it alone bounds the tokens, without its
+ * padding. */
+void mha_part(struct test_case *c, int64_t request, struct part *part);
+
 /* Restores dimension b in a tensor of a view narrowed to one request. */
 void mha_set_apart(struct view *view, int i);
 

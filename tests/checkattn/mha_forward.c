@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { SPLITS_OF_BATCH = 1 };
+
 /* ---- A case ----------------------------------------------------------------------------------- */
 
 static void make(struct test_case *c)
@@ -14,7 +16,7 @@ static void make(struct test_case *c)
     static const int32_t splits[] = {0, 0, 1, 2, 7, 64};
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
     mha_make(c);
-    c->args.mha_forward.batch_dependent = c->v[H_SPLITS] == SPLITS_OF_BATCH;
+    c->args.mha_forward.batch_dependent = c->of_batch = c->v[H_SPLITS] == SPLITS_OF_BATCH;
     c->args.mha_forward.num_splits = splits[c->v[H_SPLITS]];
     case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, c->v[H_LSE] != 0);
@@ -56,32 +58,6 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone, in the same form; if requests are concatenated, it alone bounds the tokens, without its padding. */
-static void part(struct test_case *c, int64_t r, struct part *p)
-{
-    const int64_t keys = mha_length(c, true, r);
-    struct view *view = &p->view;
-    snprintf(p->what, sizeof p->what, "request %lld alone has other bits than in the batch", (long long)r);
-    p->request = c->flat ? 0 : r, p->n = 1;
-    if (!c->flat) {
-        view_narrow_all(c, view, DIM_b, r, 1);
-        return;
-    }
-    p->first = mha_begin(c, false, r), p->tokens = mha_length(c, false, r);
-    view_narrow_all(c, view, DIM_tokens_q, p->first, p->tokens);
-    view_narrow_all(c, view, DIM_tokens_k, mha_begin(c, true, r), keys);
-    /* max_s_q stays, because splits follow from it */
-    view->args.mha_forward.max_s_k = keys;
-    for (int k = 0; k < 2; k++) {
-        const int i = MHA(cu_seqlens_q) + k;
-        set_tensor(c->op, &view->args, mha_tensor(c, k ? "seqused_k" : "seqused_q"), NULL);
-        p->own[k].bytes = 2 * sizeof(int32_t);
-        int32_t *starts = p->own[k].memory = must_alloc(p->own[k].bytes);
-        starts[0] = 0, starts[1] = (int32_t)(k ? keys : p->tokens);
-        view->tensor[i].data = starts, view->tensor[i].byte_offset = 0, view->shape[i][0] = 2;
-    }
-}
-
 /* Chooses every row of a small case; of a large one those at both ends of requests, and random ones. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
@@ -113,7 +89,10 @@ static void fault_cases(struct suite *suite)
 
 static const struct maker maker = {ROWS_BY_NAME,     .size = sizeof(struct mha_case),
                                    .draw = mha_draw, .make = make,
-                                   .seen = mha_seen, .part = part};
+                                   .seen = mha_seen, .part = mha_part};
+
+/* A single request that is split by the batch: with at most 64 rows of a key head, and with more. */
+#define ALONE "b 1, splits batch"
 
 struct subject mha_forward = {
     MHA_SUBJECT,
@@ -133,10 +112,16 @@ struct subject mha_forward = {
                 "b 3, shape deep, heads 2_1, requests varied, causal 1, threads own",
                 "b 3, shape deep, heads 16_1, requests varied, causal 1, splits batch, sink high",
                 "b 2, shape deep, heads 5_5, sizes 96_64, splits batch, inputs spiked",
-                "b 1, shape long, heads 32_4, requests ragged, splits batch, sink finite, used k",
-                "b 1, shape deep, sizes 64_64, requests hostile, causal 1, splits batch, sink high, used q",
-                "b 1, shape deep, heads 16_1, sizes 128_128, splits batch, used k",
-                "b 1, shape wide, sizes 256_256, requests ragged, causal 1, splits batch, sink high, used k"},
+                ALONE ", shape deep, heads 32_4, sizes 192_128, requests ragged, sink finite, used k",
+                ALONE ", shape deep, heads 2_1, sizes 128_128, requests ragged, causal 1, sink high, used k",
+                ALONE ", shape deep, heads 32_4, sizes 64_64, requests ragged, causal 1, sink finite, used k",
+                ALONE ", shape deep, heads 5_5, sizes 96_64, requests ragged, sink finite, used k",
+                ALONE ", shape deep, heads 2_1, sizes 256_256, requests ragged, sink finite",
+                ALONE ", shape deep, heads 16_1, sizes 192_128, requests cut, causal 1, sink finite",
+                ALONE ", shape deep, heads 16_1, sizes 128_128, requests ragged, sink finite",
+                ALONE ", shape wide, heads 2_1, sizes 64_64, requests ragged, causal 1, sink high, used both",
+                ALONE ", shape deep, heads 16_1, sizes 256_256, requests ragged, causal 1, used both",
+                ALONE ", shape wide, heads 2_1, sizes 96_64, requests ragged, causal 1, sink finite, used k"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
     .gpu = {MHA_GPU,
