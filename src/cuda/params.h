@@ -397,7 +397,8 @@ struct mha_backward_sm90_params {
     int32_t heads_of_set;                             /* key heads whose items are taken together */
     /* In order and without causal mask: key blocks of a head that begin at different tiles of rows (scheduler.cuh). */
     int32_t blocks_of_group;
-    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
+    int32_t joins; /* the CTAs of the launch before this one, which may not have ended, take the same items */
+    float *rows;   /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
     float *dq_sums; /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
     /* Where an item has one of several query heads: dK and dV of those that have been added (epilogue.cuh), and how many
      * they are, for each warp. */

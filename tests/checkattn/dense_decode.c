@@ -349,7 +349,7 @@ struct subject dense_decode = {
     .plant_before = plant_before,
     .plant_after = plant_key,
     .gpu = {.bases = {"", "d_qk 512", "cache fp8_576, products fp8"},
-            .graph = "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* most pages */
+            .graph = {"b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded"}, /* most pages */
             .next = {"lengths varied", "lengths varied", "lengths varied"},
             .repeats = {"b 6, s_q 2, s_k 4096, h_q 16, page_size 64, causal 1, lengths varied",
                         "b 128, s_k 1000, h_q 128, page_size 64",

@@ -27,7 +27,7 @@ struct device_block {
     bool borrowed; /* the device memory belongs to another list */
 };
 
-enum { DEVICE_BLOCKS = 24 };
+enum { DEVICE_BLOCKS = 32 };
 
 /* Zero-initialise it; a case on the CPU has no blocks. */
 struct device_blocks {

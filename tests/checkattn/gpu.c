@@ -175,7 +175,7 @@ static void graph_check(const struct graph *graph, struct test_case *c, int fill
 }
 
 /* Captures once and replays with other inputs in place, then with the first ones again. */
-static void check_graph(const struct gpu *g, enum graph_kind kind)
+static void check_graph(const struct gpu *g, const char *of, enum graph_kind kind)
 {
     static const char *const names[GRAPH_KINDS] = {
         "a graph, planned inside the call", "a graph, batch-invariant", "a graph, its plan captured too",
@@ -183,7 +183,10 @@ static void check_graph(const struct gpu *g, enum graph_kind kind)
     const struct gpu_cases *cases = &g->op->gpu;
     struct graph graph = {.kind = kind};
     char text[400];
-    snprintf(text, sizeof text, "%s%s", cases->graph, kind == GRAPH_INVARIANT ? ", batch_invariant 1" : "");
+    int64_t v[GRID_AXES];
+    snprintf(text, sizeof text, "%s%s", of, kind == GRAPH_INVARIANT ? ", batch_invariant 1" : "");
+    read_values(g, text, "", v);
+    if (g->op->has && !g->op->has(g->run, v)) return;
     struct test_case *first = make_case(g, names[kind], text, "", 1);
     case_to_device(first, NULL);
     graph_capture(&graph, first);
@@ -355,7 +358,7 @@ static void check_base(const struct gpu *g, uint64_t number)
 {
     const struct gpu_cases *cases = &g->op->gpu;
     for (int kind = 0; kind < (g->op->tables ? GRAPH_KINDS : GRAPH_PLAN_INSIDE + 1); kind++)
-        check_graph(g, (enum graph_kind)kind);
+        for (int i = 0; i < 2 && cases->graph[i]; i++) check_graph(g, cases->graph[i], (enum graph_kind)kind);
     for (uint64_t i = 0; i < 4 && cases->repeats[i]; i++)
         check_repeats(g, cases->repeats[i], 100 + 10 * number + i);
     for (uint64_t i = 0; i < 3 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
@@ -366,7 +369,7 @@ static void check_base(const struct gpu *g, uint64_t number)
 /* Graphs first: loading the kernel in a first call must not disturb a capture. */
 void gpu_check(const struct subject *op, const struct run *run, struct tally *tally)
 {
-    for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
+    for (uint64_t i = 0; op->gpu.graph[0] && op->gpu.bases[i]; i++) {
         const struct gpu g = {op, run, tally, op->gpu.bases[i]};
         int64_t v[GRID_AXES];
         case_values(op, g.base, v);

@@ -612,6 +612,6 @@ struct subject mha_backward = {
     .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
               FAULT(NAN) | FAULT(OUTSIDE) | FAULT(SINK) | FAULT(UNSTABLE) | FAULT(BATCH),
-    .gpu = {MHA_GPU,
+    .gpu = {MHA_GPU("b 1, " GROUPS),
             .repeats = {MHA_REPEATS, "b 1, " GROUPS, "b 2, " GROUPS ", heads 5_5, causal 1, used both"}},
 };

@@ -111,10 +111,10 @@ void mha_set_apart(struct view *view, int i);
     "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd, used both",                          \
         "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped, used both",      \
         "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"
-#define MHA_GPU                                                                                              \
+#define MHA_GPU(second_graph)                                                                                \
     .bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",             \
               "heads 16_1, sizes 64_64, requests cut"},                                                      \
-    .graph = "b 7, shape even, causal 1, layout padded, used both",                                          \
+    .graph = {"b 7, shape even, causal 1, layout padded, used both", second_graph},                          \
     .threads = {"heads 32_4", "heads 16_1, shape rows"}
 #define MHA_REPEATS "b 7, shape even, causal 1", "b 7, shape tall, inputs steep"
 

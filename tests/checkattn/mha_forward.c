@@ -124,7 +124,7 @@ struct subject mha_forward = {
                 ALONE ", shape wide, heads 2_1, sizes 96_64, requests ragged, causal 1, sink finite, used k"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
-    .gpu = {MHA_GPU,
+    .gpu = {MHA_GPU(NULL),
             .repeats = {MHA_REPEATS, "b 2, shape long",
                         "b 1, shape wide, requests ragged, causal 1, splits batch, sink finite"},
             .positions = {"b 7, shape even, causal 1", "b 100, shape few, inputs spiked",

@@ -190,18 +190,19 @@ struct subject sparse_decode = {
     .fault_cases = fault_cases,
     .plant_before = plant_before,
     /* Every kernel supports FP8, so most cases use it. */
-    .gpu = {.graph = WIDE BUSY_EXTRA
-            "b 6, s_q 2, h_q 16, format fp8_656, lengths full, extra_lengths varied, layout padded",
-            .next = {"lengths varied", "lengths varied", "lengths varied"},
-            .repeats = {WIDE "b 6, s_q 2, h_q 64, format fp8_656, lengths varied, codes scales",
-                        "shape 1, b 128, h_q 128, format fp8_584, extra 6",
-                        WIDE "b 7, s_q 3, h_q 11, format fp8_656, extra 6, batch_invariant 1",
-                        WIDE BUSY_EXTRA "b 20, s_q 2, h_q 96, format bf16, lengths varied"},
-            .positions =
-                {WIDE "b 64, s_q 2, h_q 16, format fp8_584, lengths varied, extra 6, extra_lengths varied"},
-            .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
-            .foreign = "shape 3, " BUSY_EXTRA
-                       "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
+    .gpu =
+        {.graph = {WIDE BUSY_EXTRA
+                   "b 6, s_q 2, h_q 16, format fp8_656, lengths full, extra_lengths varied, layout padded"},
+         .next = {"lengths varied", "lengths varied", "lengths varied"},
+         .repeats = {WIDE "b 6, s_q 2, h_q 64, format fp8_656, lengths varied, codes scales",
+                     "shape 1, b 128, h_q 128, format fp8_584, extra 6",
+                     WIDE "b 7, s_q 3, h_q 11, format fp8_656, extra 6, batch_invariant 1",
+                     WIDE BUSY_EXTRA "b 20, s_q 2, h_q 96, format bf16, lengths varied"},
+         .positions = {WIDE
+                       "b 64, s_q 2, h_q 16, format fp8_584, lengths varied, extra 6, extra_lengths varied"},
+         .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
+         .foreign = "shape 3, " BUSY_EXTRA
+                    "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
     .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
               "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all",
               "shape 5, h_q 16, format fp8_584, indices all", "shape 5, h_q 128, format fp8_528, indices all",

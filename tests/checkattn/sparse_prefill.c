@@ -256,7 +256,7 @@ struct subject sparse_prefill = {
     .plant_after = plant_after,
     .gpu = {.bases = {"h_q 128, source flat", "h_q 64, d_qk 512, source flat_gaps", "h_q 64, source fp8_656",
                       "h_q 128, d_qk 512, source fp8_584", "h_q 16, source pages"},
-            .graph = WIDE "s_q 70, lengths full",
+            .graph = {WIDE "s_q 70, lengths full"},
             .next = {"lengths beyond, indices blocks", "lengths varied, indices none",
                      "lengths varied, indices any"},
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},

@@ -958,11 +958,23 @@ static void check_groups(const struct group_case *of, int cases)
         mha_backward_make(&c, &layout, gpu_number(0));
         c.args.deterministic = of->deterministic;
         CHECK_OK(mha_backward_run(&c));
-        const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, launched(1));
+        /* The last launch finishes dq. With groups the CTAs of one group are launched together, then the others. */
+        const struct fake_launch *const together = launched(of->group == 1 ? 1 : 2), *const others =
+                                                                                         launched(1);
+        const struct mha_backward_sm90_params p = PARAMS(mha_backward_sm90_params, together);
         CHECK(p.blocks_of_group == of->group && (!of->heads || p.heads_of_set == of->heads) &&
                   p.heads_of_set >= 1 && p.heads_of_set <= p.call.h_kv,
               "case %d: groups of %d blocks, %d heads", i, p.blocks_of_group, p.heads_of_set);
-        CHECK((attribute_of(launched(1), CU_LAUNCH_COOPERATIVE) != NULL) == (of->group > 1), "case %d", i);
+        CHECK((attribute_of(together, CU_LAUNCH_COOPERATIVE) != NULL) == (of->group > 1), "case %d", i);
+        CHECK(!p.joins, "case %d", i);
+        if (of->group == 1) continue;
+        const struct mha_backward_sm90_params q = PARAMS(mha_backward_sm90_params, others);
+        CHECK(q.joins && q.blocks_of_group == of->group && !attribute_of(others, CU_LAUNCH_COOPERATIVE) &&
+                  !strcmp(others->kernel, together->kernel),
+              "case %d: %s", i, others->kernel);
+        const int ctas = q.items < 132 ? q.items : 132;
+        CHECK_EQ(together->config.grid_x, of->group);
+        CHECK_EQ(others->config.grid_x, ctas - of->group);
     }
 }
 
@@ -978,6 +990,20 @@ static void groups_of_hopper(void)
         {4096, 8192, 16, 64, 0, 0, 1, 0},
     };
     check_groups(all, sizeof all / sizeof *all);
+}
+
+/* Work tiles that one group's CTAs can take need no others. */
+static void groups_of_few_blocks(void)
+{
+    const struct layout layout = SHAPE_OF(layout, .b = 1, .s_q = 4096, .s_k = 1024, .h_q = 2, .h_kv = 2,
+                                          .d_qk = 64, .d_v = 64, .has = HAS_LSE);
+    struct mha_backward_call c;
+    mha_backward_make(&c, &layout, gpu_number(0));
+    c.args.deterministic = 1;
+    CHECK_OK(mha_backward_run(&c));
+    CHECK_EQ(fake->launches, 3);
+    CHECK(attribute_of(launched(1), CU_LAUNCH_COOPERATIVE) != NULL, "not launched together");
+    CHECK_EQ(launched(1)->config.grid_x, 16);
 }
 
 /* A group's blocks must all run at once: where the driver says that they cannot, or in a green context, a group is one
@@ -1005,12 +1031,12 @@ static void groups_of_a_green_context(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
-                         splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused,
-                         out_of_single_tokens, tiles_of_sm80, splits_of_sm80, used_splits_of_sm80,
-                         too_many_parts_of_sm80, splits_of_sm80_on_hopper, items_of_ragged_requests,
-                         no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
-                         shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper,
-                         groups_without_room, groups_of_a_green_context, gradients_of_sinks, sinks_with_dlse,
-                         padding, padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
+    return RUN_SCENARIOS(
+        argc, argv, "test_cuda_mha", tiles, tiles_of_ragged, tile_counters, no_keys, splits,
+        splits_of_a_batch, few_rows, kernel_with_splits, any_batch, refused, out_of_single_tokens,
+        tiles_of_sm80, splits_of_sm80, used_splits_of_sm80, too_many_parts_of_sm80, splits_of_sm80_on_hopper,
+        items_of_ragged_requests, no_request, gradients, wide_gradients, gradients_refused, shapes_of_99_kib,
+        shapes_of_163_kib, shapes_of_227_kib, gradients_of_hopper, groups_of_hopper, groups_of_few_blocks,
+        groups_without_room, groups_of_a_green_context, gradients_of_sinks, sinks_with_dlse, padding,
+        padding_of_many_requests, splits_of_used_lengths, gradients_of_padding);
 }

@@ -21,27 +21,38 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct back
     return cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params});
 }
 
-/* Key blocks of a group wait for each other, so all CTAs must run at once. Where they may not, a group is one block. */
+/* Key blocks of a group wait for each other, so as many CTAs as a group has must run at once. These are launched together,
+ * and the others join them as SMs are free: a kernel that holds some SMs delays only CTAs that it leaves no room. Where
+ * CTAs may not be launched together, a group is one block. */
 static fmla_status launch_products(const struct cuda_scope *scope, const struct backward_problem *p,
                                    struct mha_backward_sm90_params *params)
 {
     const char *op = operation_name(OP_MHA_BACKWARD);
-    const int64_t ctas = MHA_BACKWARD_SM90_CTAS(p->d_qk), most = scope->device->sms / ctas;
+    const int64_t ctas = MHA_BACKWARD_SM90_CTAS(p->d_qk), most = scope->device->sms / ctas,
+                  work_tiles = params->items < most ? params->items : most, group = params->blocks_of_group;
     struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
                                                    .variant = mha_size_of(p->d_qk)}),
-        .blocks = (params->items < most ? params->items : most) * ctas,
+        .blocks = work_tiles * ctas,
         .cluster = ctas > 1 ? (int32_t)ctas : 0,
-        .flags = LAUNCH_OVERLAP | (params->blocks_of_group > 1 ? LAUNCH_COOPERATIVE : 0),
+        .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
-    if (!params->items) return FMLA_OK;
-    const fmla_status status = cuda_launch(op, scope, &launch, (void *[]){params});
-    if (status != CUDA_NO_ROOM) return status;
-    params->blocks_of_group = 1;
-    params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), params->in_order);
-    launch.flags = LAUNCH_OVERLAP;
-    return cuda_launch(op, scope, &launch, (void *[]){params});
+    if (!work_tiles) return FMLA_OK;
+    if (group > 1) {
+        launch.blocks = work_tiles < group ? work_tiles : group;
+        launch.flags |= LAUNCH_COOPERATIVE;
+        const fmla_status status = cuda_launch(op, scope, &launch, (void *[]){params});
+        if (status && status != CUDA_NO_ROOM) return status;
+        params->joins = !status;
+        if (status) {
+            params->blocks_of_group = 1;
+            params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), params->in_order);
+        }
+        launch.blocks = work_tiles - (status ? 0 : launch.blocks);
+        launch.flags = LAUNCH_OVERLAP;
+    }
+    return launch.blocks ? cuda_launch(op, scope, &launch, (void *[]){params}) : FMLA_OK;
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)

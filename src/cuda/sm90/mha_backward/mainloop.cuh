@@ -377,8 +377,8 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
     extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
-    wait_for_kernels_before();
-    let_next_kernel_start(); /* the finish kernel reads counters that the prepare kernel has cleared */
+    if (!p.joins) wait_for_kernels_before();
+    let_next_kernel_start(); /* the next kernel reads counters that the prepare kernel has cleared */
     if constexpr (Layout::CTAS == 1)
         __syncthreads();
     else
@@ -394,6 +394,9 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
             else
                 add_dq_pieces(p, l, warp - 1);
         }
+        /* When this kernel ends, so have the CTAs that it joined. A whole warp waits, whose lanes have no work, and of one
+         * CTA: the finish kernel begins where the others were. */
+        if (warp == 3 && p.joins && blockIdx.x == 0) wait_for_kernels_before();
     } else if (warpgroup <= Layout::CONSUMERS) {
         take_registers<Layout::CONSUMER_REGISTERS>();
         const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 +
