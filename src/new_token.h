@@ -54,22 +54,39 @@ NUM_FN double norm_of_four(const float *x)
     return sum + (double)x[3] * (double)x[3];
 }
 
-/* Returns the sum of all squares. Every eight neighbours are added as two sums of four; the upper half of
- * these 64 sums is added to the lower half until one is left. A warp's lane holds eight neighbours in a
- * 16-byte register and adds them before lanes exchange sums. */
-NUM_FN double norm_sum_of_squares(const float *x)
+/* Returns the sum of the `count` sums, a power of two: the upper half is added to the lower half until one is
+ * left. Changes them. */
+NUM_FN double norm_fold(double *sum, int count)
 {
-    double sum[NORM_WIDTH / 8];
-    for (int i = 0; i < NORM_WIDTH / 8; i++) sum[i] = norm_of_four(x + 8 * i) + norm_of_four(x + 8 * i + 4);
-    for (int half = NORM_WIDTH / 16; half; half /= 2)
+    for (int half = count / 2; half; half /= 2)
         for (int i = 0; i < half; i++) sum[i] += sum[i + half];
     return sum[0];
 }
 
-/* Returns the factor of the norm. The quotient by 512 is exact. */
+/* Returns the sum of all squares; `width` is a power of two from 8 to NORM_WIDTH. Every eight neighbours are
+ * added as two sums of four, and these sums are folded. A warp's lane holds eight neighbours in a 16-byte
+ * register and adds them before lanes exchange sums. */
+NUM_FN double norm_sum_of_squares_of(const float *x, int width)
+{
+    double sum[NORM_WIDTH / 8];
+    for (int i = 0; i < width / 8; i++) sum[i] = norm_of_four(x + 8 * i) + norm_of_four(x + 8 * i + 4);
+    return norm_fold(sum, width / 8);
+}
+
+NUM_FN double norm_sum_of_squares(const float *x)
+{
+    return norm_sum_of_squares_of(x, NORM_WIDTH);
+}
+
+/* Returns the factor of the norm. The quotient by the width, a power of two, is exact. */
+NUM_FN float norm_factor_of(double sum_of_squares, int width, float eps)
+{
+    return (float)(1.0 / sqrt(sum_of_squares / width + (double)eps));
+}
+
 NUM_FN float norm_factor(double sum_of_squares, float eps)
 {
-    return (float)(1.0 / sqrt(sum_of_squares / NORM_WIDTH + (double)eps));
+    return norm_factor_of(sum_of_squares, NORM_WIDTH, eps);
 }
 
 /* Returns the normed value before it is rounded to the vectors' type. */

@@ -40,6 +40,19 @@ NUM_FN uint32_t num_shift_right(uint32_t x, uint32_t shift)
     return kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u);
 }
 
+/* Returns the bits of the largest magnitude, ignoring NaN. Magnitudes are compared as integers, whose maximum
+ * may be taken in any order. */
+NUM_FN uint32_t num_amax(const float *values, int64_t count)
+{
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t a = (int32_t)(num_bits(values[i]) & 0x7fffffffu);
+        const int32_t counted = a > 0x7f800000 ? 0 : a;
+        most = counted > most ? counted : most;
+    }
+    return (uint32_t)most;
+}
+
 /* ---- bf16: the upper half of an fp32 -------------------------------------------------------- */
 
 NUM_FN float num_from_bf16(uint16_t v)
@@ -120,15 +133,22 @@ NUM_FN float num_from_ue8m0(uint8_t v)
                                : (uint32_t)v << 23);
 }
 
+/* Returns the least power of two that is not below x, as ue8m0: 2^ceil(log2 x). x is normal and positive, or
+ * infinite; the largest finite scale is the most. */
+NUM_FN uint8_t num_ue8m0_ceil(float x)
+{
+    const uint32_t u = num_bits(x);
+    const uint32_t exponent = (u >> 23) + ((u & 0x7fffffu) ? 1u : 0u);
+    return (uint8_t)(exponent < 254u ? exponent : 254u);
+}
+
 /* Returns the scale that cache writers choose for a group whose largest magnitude is amax:
  * 2^ceil(log2(max(amax / 448, 1e-4))), as ue8m0 (docs/semantics.md, "Cache formats"). An infinite amax gives
  * the largest finite scale; a NaN counts as 0. */
 NUM_FN uint8_t num_ue8m0_scale(float amax)
 {
     const float quotient = amax / 448.0f; /* correctly rounded in CUDA too, unless -use_fast_math */
-    const uint32_t u = num_bits(quotient > 1e-4f ? quotient : 1e-4f);
-    const uint32_t exponent = (u >> 23) + ((u & 0x7fffffu) ? 1u : 0u);
-    return (uint8_t)(exponent < 254u ? exponent : 254u);
+    return num_ue8m0_ceil(quotient > 1e-4f ? quotient : 1e-4f);
 }
 
 /* ---- e2m1: 1 sign, 2 exponent bits (bias 1), 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 ------ */

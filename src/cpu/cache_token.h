@@ -129,18 +129,6 @@ static struct token_place place_of(const struct cache_pages *cache, int64_t slot
 
 /* ---- Append --------------------------------------------------------------------------------- */
 
-/* Returns the largest magnitude, ignoring NaN, as bits: the maximum of integers may be taken in any order. */
-static uint32_t amax_of(const float *values, int64_t count)
-{
-    int32_t most = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int32_t a = (int32_t)(num_bits(values[i]) & 0x7fffffffu);
-        const int32_t counted = a > 0x7f800000 ? 0 : a;
-        most = counted > most ? counted : most;
-    }
-    return (uint32_t)most;
-}
-
 static void store_e4m3(const struct token_source *source, const struct cache_pages *cache,
                        struct token_place at)
 {
@@ -154,7 +142,7 @@ static void store_e4m3(const struct token_source *source, const struct cache_pag
         if (l->scale == KV_SCALE_OF_CACHE) {
             for (int32_t i = 0; i < span; i++) bytes[i] = fast_to_e4m3(values[i] / cache->scale);
         } else {
-            const uint8_t code = fast_ue8m0_scale(amax_of(values, span));
+            const uint8_t code = fast_ue8m0_scale(num_amax(values, span));
             const float scale = num_from_ue8m0(code), inverse = fast_ue8m0_inverse(code);
             if (l->scale == KV_SCALE_F32)
                 memcpy(at.scales + first / span * 4, &scale, sizeof scale);
