@@ -26,7 +26,7 @@ rules=$(cat <<'RULES'
 + support/                            src/(num|kvformat|queries)[.]h
 + support/peak[.]c                    src/cpu/allow_amx[.]h
 + support/op_call[.]                  src/operations[.](h|def)
-+ tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|new_token|queries|quota|plan)[.]h
++ tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|new_token|indexformat|index_row|queries|quota|plan)[.]h
 + tests/checkattn/emulated_amx[.]c    src/dispatch[.]h
 + (tools|tests)/                      src/operations[.](h|def)
 + tests/fuzz/                         tests/unit/(described|tensors|plan_walk)[.]h
