@@ -26,7 +26,8 @@
  * so a row of zeros with a floor of 0 has codes of 0.
  *
  * Codes and scales depend neither on the device nor on the flush-to-zero mode of the thread. Values below
- * 2^-126 depend on that mode, and so does a key that is quantised again from them.
+ * 2^-126 and those with the scale 2^-127 depend on that mode, and so does a key that is quantised again from
+ * them.
  */
 #ifndef FMLA_INDEXFORMAT_H
 #define FMLA_INDEXFORMAT_H
