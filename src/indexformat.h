@@ -117,15 +117,13 @@ NUM_FN uint8_t index_fp4_scale(uint32_t amax)
 }
 
 /* Returns x / scale as conversion to e4m3 and e2m1 needs it, with the sign of a NaN. The scale is normal and
- * positive. A subnormal x is an integer times 2^-149; then both are divided by that. */
+ * positive, or a NaN. A subnormal x is an integer times 2^-149; then both are divided by that. */
 NUM_FN float index_quotient(float x, float scale)
 {
     const uint32_t u = num_bits(x), magnitude = u & 0x7fffffffu;
     const float above = num_float(magnitude) / scale;
     const float below = (float)(int32_t)magnitude / (scale * 0x1p75f * 0x1p74f);
-    const uint32_t quotient = magnitude > 0x7f800000u    ? magnitude
-                              : magnitude >= 0x00800000u ? num_bits(above)
-                                                         : num_bits(below);
+    const uint32_t quotient = num_bits(magnitude >= 0x00800000u ? above : below);
     return num_float(quotient | (u & 0x80000000u));
 }
 
@@ -136,7 +134,7 @@ NUM_FN uint8_t index_fp8_code(float x, float scale)
 
 NUM_FN uint8_t index_fp4_code(float x, uint8_t scale)
 {
-    return scale == 255u ? (uint8_t)0 : num_to_e2m1(index_quotient(x, num_from_ue8m0(scale)));
+    return num_to_e2m1(index_quotient(x, num_from_ue8m0(scale))); /* 0 if the scale is a NaN */
 }
 
 /* Writes 32 values as FP4: 16 bytes of codes and a scale. */

@@ -220,18 +220,54 @@ static void check_row(const float *came, int d)
               line_of_record, i, (double)came[i], (double)expected[i]);
 }
 
-static void test_norm(int layer_norm)
+/* Compares a double's bits with the next 16 digits; a NaN is any. */
+static void check_sum(const char *what, double came)
+{
+    uint64_t bits;
+    memcpy(&bits, &came, sizeof bits);
+    const uint64_t upper = read_digits(8), expected = upper << 32 | read_digits(8);
+    const int nan = (expected & INT64_MAX) > UINT64_C(0x7ff0000000000000);
+    CHECK(nan ? came != came : bits == expected, "record of line %d, %s: %a", line_of_record, what, came);
+}
+
+/* Compares an fp32 with the next 8 digits. */
+static void check_value(const char *what, float came)
+{
+    const uint32_t expected = read_digits(8);
+    CHECK(num_bits(came) == expected, "record of line %d, %s: %08x, expected %08x", line_of_record, what,
+          num_bits(came), expected);
+}
+
+static void test_layer_norm(void)
 {
     float x[MOST], weight[MOST], bias[MOST];
     const int d = read_number();
     const float eps = read_float();
     read_bf16(x, d);
     read_f32(weight, d);
-    if (layer_norm) read_f32(bias, d);
-    if (layer_norm)
-        row_layer_norm(x, d, weight, bias, eps);
-    else
-        row_rms_norm(x, d, weight, eps);
+    read_f32(bias, d);
+    const double sum = layer_norm_sum(x, d), squares = layer_norm_sum_of_squares(x, d, sum / d);
+    const float factor = norm_factor_of(squares, d, eps);
+    check_sum("sum", sum);
+    check_sum("sum of squares", squares);
+    check_value("factor", token_number(factor));
+    for (int i = 0; i < d; i++)
+        check_value("value", layer_norm_value(x[i], (float)(sum / d), factor, weight[i], bias[i]));
+    row_layer_norm(x, d, weight, bias, eps);
+    check_row(x, d);
+}
+
+static void test_rms_norm(void)
+{
+    float x[MOST], weight[MOST];
+    const int d = read_number();
+    const float eps = read_float();
+    read_bf16(x, d);
+    read_f32(weight, d);
+    const double squares = norm_sum_of_squares_of(x, d);
+    check_sum("sum of squares", squares);
+    check_value("factor", token_number(norm_factor_of(squares, d, eps)));
+    row_rms_norm(x, d, weight, eps);
     check_row(x, d);
 }
 
@@ -250,16 +286,15 @@ static void test_hadamard(void)
     float x[MOST];
     const int d = read_number();
     read_bf16(x, d);
+    check_value("factor", hadamard_factor(d));
     row_hadamard(x, d);
     check_row(x, d);
 }
 
 static void test_weight(void)
 {
-    const float w = read_float(), scale = read_float(), factor = read_float(), expected = read_float();
-    const float came = index_weight(w, scale, factor);
-    CHECK(num_bits(came) == num_bits(expected), "record of line %d: %a, expected %a", line_of_record,
-          (double)came, (double)expected);
+    const float w = read_float(), scale = read_float(), factor = read_float();
+    check_value("weight", index_weight(w, scale, factor));
 }
 
 enum { STORE_FP8, STORE_FP4, LOAD, CONVERT, LAYER_NORM, RMS_NORM, ROPE, HADAMARD, WEIGHT, RECORDS };
@@ -280,8 +315,8 @@ static void test_golden(void)
         case STORE_FP4: test_store_fp4(); break;
         case LOAD: test_load(); break;
         case CONVERT: test_convert(); break;
-        case LAYER_NORM:
-        case RMS_NORM: test_norm(kind == LAYER_NORM); break;
+        case LAYER_NORM: test_layer_norm(); break;
+        case RMS_NORM: test_rms_norm(); break;
         case ROPE: test_rope(); break;
         case HADAMARD: test_hadamard(); break;
         case WEIGHT: test_weight(); break;

@@ -210,7 +210,7 @@ def is_power(x):
 def converted(source, codes, scale, to, floor, pow2):
     by = scale_of(source, scale, 0)
     if source == to == FP4:
-        return codes, scale
+        return codes, scale[: len(codes) // 16] + bytes(4 - len(codes) // 16)
     if FP4 not in (source, to):
         if to == FP8 and (is_power(by) or (not pow2 and isinstance(by, Fraction) and by > 0)):
             return codes, scale_bytes(to, by)
@@ -255,16 +255,20 @@ def factor_of(mean, eps):
 
 
 def layer_norm(x, weight, bias, eps):
+    """The sum, that of the squared deviations, the factor, and the values before and after they are rounded."""
     numbers = [plain(v) for v in x]
-    mean = in_order(numbers) / len(x)
-    variance = in_order([(v - mean) * (v - mean) for v in numbers]) / len(x)
-    factor, mean = factor_of(variance, eps), fp32(exact(mean))
-    return [bf16(total(product(product(total(v, -mean), factor), w), b)) for v, w, b in zip(x, weight, bias)]
+    sum = in_order(numbers)
+    mean = sum / len(x)
+    squares = in_order([(v - mean) * (v - mean) for v in numbers])
+    factor, mean = factor_of(squares / len(x), eps), fp32(exact(mean))
+    values = [total(product(product(total(v, -mean), factor), w), b) for v, w, b in zip(x, weight, bias)]
+    return hex64(sum), hex64(squares), hex32([factor]), hex32(values), hex16(map(bf16, values))
 
 
 def rms_norm(x, weight, eps):
-    factor = factor_of(in_order([plain(v) * plain(v) for v in x]) / len(x), eps)
-    return [bf16(product(product(v, factor), w)) for v, w in zip(x, weight)]
+    squares = in_order([plain(v) * plain(v) for v in x])
+    factor = factor_of(squares / len(x), eps)
+    return hex64(squares), hex32([factor]), hex16(bf16(product(product(v, factor), w)) for v, w in zip(x, weight))
 
 
 def rope(x, angles, halves):
@@ -283,7 +287,7 @@ def hadamard(x):
         x = [total(x[i - stride], -x[i]) if i & stride else total(x[i], x[i + stride]) for i in range(d)]
         stride *= 2
     by = fp32(exact(1 / math.sqrt(d)))
-    return [bf16(product(v, by)) for v in x]
+    return hex32([by]), hex16(bf16(product(v, by)) for v in x)
 
 
 # ---- Records
@@ -309,6 +313,10 @@ def hex_bytes(data):
 def hex16(values):
     words = [f"{bits(v) >> 16:04x}" if not (math.isnan(v) and negative(v)) else "ffff" for v in values]
     return ["".join(words[i : i + 16]) for i in range(0, len(words), 16)]
+
+
+def hex64(x):
+    return struct.pack(">d", x).hex()
 
 
 def hex32(values):
@@ -343,6 +351,12 @@ def convert(source, d, codes, scale, to, floor, pow2):
         "convert", source, to, str(d), str(int(pow2)), f"{bits(floor):08x}",
         hex_bytes(codes), scale.hex(), hex_bytes(c), s.hex(),
     )  # fmt: skip
+
+
+def norms(x, weight, bias, eps):
+    arguments = str(len(x)), f"{bits(eps):08x}", hex16(x), hex32(weight)
+    show("layer_norm", *arguments, hex32(bias), *layer_norm(x, weight, bias, eps))
+    show("rms_norm", *arguments, *rms_norm(x, weight, eps))
 
 
 FLOOR, LOW = fp32(Fraction(1, 10**4)), fp32(Fraction(1, 10**10))
@@ -423,7 +437,7 @@ def fp8_keys(d):
 def fp4_keys(d):
     codes = bytes((i % 16) | ((i * 7 + i // 16) % 16) << 4 for i in range(d // 2))
     for scale in ((1, 254, 127, 100), (0, 255, 120, 130), (254, 1, 128, 127), (127, 126, 125, 124)):
-        yield codes, bytes(scale[: d // 32]) + bytes(4 - d // 32)
+        yield codes, bytes(scale[: d // 32]) + b"\xa5" * (4 - d // 32)  # what a reader must not read
 
 
 def main():
@@ -465,36 +479,23 @@ def main():
     for d in (128, 64):
         for n in range(4):
             eps = [Fraction(0), fp32(Fraction(1, 10**6)), fp32(Fraction(1, 10**3)), Fraction(1, 2)][n]
-            x = row(40 + n, d, 1 + 6 * n)
+            x = row(40 + n, d, [1, 4, 58, 1][n])
             if n == 1:  # a large mean
-                x = [bf16(200 + v * 8) for v in x]
+                x = [bf16(200 + v / 8) for v in x]
+            if n == 3:  # in double, three of four are lost one by one in a sum with the first, but not their sum
+                x = [bf16(v if i % 4 == 0 else v * power(-54)) for i, v in enumerate(x)]
             weight, bias = ([number(50 + 2 * n + k, i) for i in range(d)] for k in (0, 1))
-            show(
-                "layer_norm",
-                str(d),
-                f"{bits(eps):08x}",
-                hex16(x),
-                hex32(weight),
-                hex32(bias),
-                hex16(layer_norm(x, weight, bias, eps)),
-            )
-            show("rms_norm", str(d), f"{bits(eps):08x}", hex16(x), hex32(weight), hex16(rms_norm(x, weight, eps)))
+            norms(x, weight, bias, eps)
             x = row(70 + n, d, 1 + 6 * n)
+            if n == 2:  # lost in a sum with one of them, not in their difference
+                x[0], x[1] = power(30), power(30)
             if n == 3:
                 x[5], x[9] = INF, -INF
-            show("hadamard", str(d), hex16(x), hex16(hadamard(x)))
-    x = [Fraction(3)] * 64
+            show("hadamard", str(d), hex16(x), *hadamard(x))
     weight, bias = ([number(60 + k, i) for i in range(64)] for k in (0, 1))
-    for eps in (Fraction(0), fp32(Fraction(1, 10**6))):
-        show(
-            "layer_norm",
-            "64",
-            f"{bits(eps):08x}",
-            hex16(x),
-            hex32(weight),
-            hex32(bias),
-            hex16(layer_norm(x, weight, bias, eps)),
-        )
+    for x, eps in ((3, 0), (3, fp32(Fraction(1, 10**6))), (0, 0)):  # 0 / 0 gives NaN
+        norms([Fraction(x)] * 64, weight, bias, Fraction(eps))
+    norms(row(41, 63) + [-INF], weight, bias, Fraction(1))
     for halves in (0, 1):
         for n in range(3):
             x = row(80 + n, 64, 1 + 8 * n)
