@@ -53,7 +53,7 @@ NUM_FN double layer_norm_squares_of_four(const float *x, double mean)
 /* Return the sums of the row, in the order of norm_sum_of_squares. */
 NUM_FN double layer_norm_sum(const float *x, int d)
 {
-    double sum[INDEX_ROW_MOST / 8] = {0.0}; /* compilers do not see that all are written */
+    double sum[INDEX_ROW_MOST / 8];
     for (int i = 0; i < d / 8; i++)
         sum[i] = layer_norm_of_four(x + 8 * i) + layer_norm_of_four(x + 8 * i + 4);
     return norm_fold(sum, d / 8);
@@ -61,7 +61,7 @@ NUM_FN double layer_norm_sum(const float *x, int d)
 
 NUM_FN double layer_norm_sum_of_squares(const float *x, int d, double mean)
 {
-    double sum[INDEX_ROW_MOST / 8] = {0.0}; /* compilers do not see that all are written */
+    double sum[INDEX_ROW_MOST / 8];
     for (int i = 0; i < d / 8; i++)
         sum[i] =
             layer_norm_squares_of_four(x + 8 * i, mean) + layer_norm_squares_of_four(x + 8 * i + 4, mean);
