@@ -175,15 +175,14 @@ NUM_FN void index_store(enum index_format format, int32_t d, struct index_scalin
 
 /* ---- Converting ------------------------------------------------------------------------------ */
 
-/* Returns whether FP8 codes with this scale are copied into a format: the scale is a power of two, or the
- * format may have any. ue8m0 begins with 2^-127. */
-NUM_FN int index_keeps_scale(enum index_format to, struct index_scaling scaling, float scale)
+/* Returns whether FP8 codes with this scale are copied into a format: the scale is a power of two that the format
+ * has. ue8m0 begins with 2^-127. */
+NUM_FN int index_keeps_scale(enum index_format to, float scale)
 {
     const uint32_t u = num_bits(scale);
     const uint32_t rest = u >= 0x00800000u ? u & 0x7fffffu : u & (u - 1u); /* 0 for powers of two */
     if (u == 0u || u >= 0x7f800000u) return 0;                             /* 0, infinity, NaN, negative */
-    if (to == INDEX_FP8_132) return !scaling.scale_pow2 || rest == 0u;
-    return rest == 0u && u >= 0x00400000u;
+    return rest == 0u && (to == INDEX_FP8_132 || u >= 0x00400000u);
 }
 
 /* Writes a key of one format in another. FP8 codes that keep their scale are copied, and so is FP4 to FP4.
@@ -200,7 +199,7 @@ NUM_FN void index_convert(enum index_format from, const uint8_t *codes, const ui
         memcpy(to_scale, scale, (size_t)(d / INDEX_BLOCK));
         return;
     }
-    if (from != INDEX_FP4_68 && to != INDEX_FP4_68 && index_keeps_scale(to, scaling, by)) {
+    if (from != INDEX_FP4_68 && to != INDEX_FP4_68 && index_keeps_scale(to, by)) {
         memcpy(to_codes, codes, index_code_bytes(to, d));
         if (to == INDEX_FP8_132_UE8M0 && num_bits(by) == 0x00400000u)
             memset(to_scale, 0, INDEX_SCALE_BYTES);

@@ -128,8 +128,8 @@ struct patch {
 /* Cases as text (axes_read) for promises of a GPU kernel beyond the values of one call (gpu.c). */
 struct gpu_cases {
     const char *bases[8]; /* beginnings of all texts; those the kernel supports are used. Default: "" */
-    const char *graph[2],
-        *next[3]; /* captured; the changes for each replay, default "". No graph: no cases */
+    const char *graph[2]; /* captured; none: no cases */
+    const char *next[3];  /* the changes for each replay; default: "" */
     const char *repeats[4];
     const char *positions[3]; /* each request alone; batch-invariant, if that is an axis */
     const char *busy;         /* default: repeats[0] */

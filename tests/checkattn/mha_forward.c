@@ -91,7 +91,7 @@ static const struct maker maker = {ROWS_BY_NAME,     .size = sizeof(struct mha_c
                                    .draw = mha_draw, .make = make,
                                    .seen = mha_seen, .part = mha_part};
 
-/* A single request that is split by the batch: with at most 64 rows of a key head, and with more. */
+/* Begins cases of a single request, which is split by the batch. Some have at most 64 rows of a key head, some more. */
 #define ALONE "b 1, splits batch"
 
 struct subject mha_forward = {

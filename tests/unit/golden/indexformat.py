@@ -212,9 +212,7 @@ def converted(source, codes, scale, to, floor, pow2):
     if source == to == FP4:
         return codes, scale[: len(codes) // 16] + bytes(4 - len(codes) // 16)
     if FP4 not in (source, to):
-        if to == FP8 and (is_power(by) or (not pow2 and isinstance(by, Fraction) and by > 0)):
-            return codes, scale_bytes(to, by)
-        if to == FP8_UE8M0 and is_power(by) and by >= power(-127):
+        if is_power(by) and (to == FP8 or by >= power(-127)):
             return codes, scale_bytes(to, by)
     values = [NAN if math.isnan(v) else v for v in values_of(source, codes, scale)]
     return quantised(to, values, floor, pow2)

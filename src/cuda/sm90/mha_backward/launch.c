@@ -29,28 +29,29 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
 {
     const char *op = operation_name(OP_MHA_BACKWARD);
     const int64_t ctas = MHA_BACKWARD_SM90_CTAS(p->d_qk), most = scope->device->sms / ctas,
-                  work_tiles = params->items < most ? params->items : most, group = params->blocks_of_group;
+                  at_once = params->items < most ? params->items : most, group = params->blocks_of_group;
     struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
                                                    .variant = mha_size_of(p->d_qk)}),
-        .blocks = work_tiles * ctas,
+        .blocks = at_once * ctas,
         .cluster = ctas > 1 ? (int32_t)ctas : 0,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
-    if (!work_tiles) return FMLA_OK;
-    if (group > 1) {
-        launch.blocks = work_tiles < group ? work_tiles : group;
-        launch.flags |= LAUNCH_COOPERATIVE;
-        const fmla_status status = cuda_launch(op, scope, &launch, (void *[]){params});
-        if (status && status != CUDA_NO_ROOM) return status;
-        params->joins = !status;
-        if (status) {
+    if (group > 1 && at_once) {
+        struct cuda_launch together = launch;
+        together.blocks = at_once < group ? at_once : group;
+        together.flags |= LAUNCH_COOPERATIVE;
+        const fmla_status status = cuda_launch(op, scope, &together, (void *[]){params});
+        if (!status) {
+            params->joins = 1;
+            launch.blocks -= together.blocks;
+        } else if (status == CUDA_NO_ROOM) {
             params->blocks_of_group = 1;
             params->heads_of_set = backward_heads(p, sm90_mha_backward_tiles(p), params->in_order);
+        } else {
+            return status;
         }
-        launch.blocks = work_tiles - (status ? 0 : launch.blocks);
-        launch.flags = LAUNCH_OVERLAP;
     }
     return launch.blocks ? cuda_launch(op, scope, &launch, (void *[]){params}) : FMLA_OK;
 }

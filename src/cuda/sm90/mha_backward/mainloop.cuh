@@ -394,8 +394,9 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
             else
                 add_dq_pieces(p, l, warp - 1);
         }
-        /* When this kernel ends, so have the CTAs that it joined. A whole warp waits, whose lanes have no work, and of one
-         * CTA: the finish kernel begins where the others were. */
+        /* One warp waits for the CTAs that this launch joins, so that they have ended when it ends. The
+         * instruction stops the whole warp, so the warp must have no other work. It is in one CTA only, because
+         * dq is finished where the others were. */
         if (warp == 3 && p.joins && blockIdx.x == 0) wait_for_kernels_before();
     } else if (warpgroup <= Layout::CONSUMERS) {
         take_registers<Layout::CONSUMER_REGISTERS>();
